@@ -1,0 +1,48 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`.
+PYTHON ?= python3
+VENV   ?= .venv
+# The version named here has a small CPU build on machines that offer one;
+# elsewhere the normal build comes. `make demo TORCH=torch` takes the newest.
+TORCH  ?= torch==2.13.0
+EXTRAS ?= lab,report,dev
+
+BIN   := $(VENV)/bin
+STAMP := $(VENV)/.installed-$(TORCH)
+
+.PHONY: help demo test lint types unit test-slow bench docs clean
+
+help: ## show this list
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "dessilbi needs Python >= 3.11; '$(PYTHON)' is $$($(PYTHON) -V 2>&1). Try: make PYTHON=python3.11"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --upgrade pip
+	$(BIN)/python -m pip install -q --upgrade '$(TORCH)'
+	$(BIN)/python -m pip install -q -e '.[$(EXTRAS)]'
+	@rm -f $(VENV)/.installed-* && touch '$@'
+
+demo: $(STAMP) ## install and watch a sparse twin grow on embedded data
+	$(BIN)/dessilbi demo
+
+test: $(STAMP) lint types unit ## install, lint, type-check and test
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+unit: $(STAMP)
+	$(BIN)/python -m pytest -q -n 2
+
+test-slow: $(STAMP) ## the longer checks
+	$(BIN)/python -m pytest -q -m slow
+
+bench: $(STAMP) ## time and memory of one optimizer step
+	$(BIN)/python benchmarks/step.py
+
+clean: ## remove the environment and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

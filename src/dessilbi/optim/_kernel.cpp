@@ -1,0 +1,217 @@
+// One DessiLBI step for many tensors, each weight read and written once.
+//
+// A tensor is seen as memory [outer][groups][inner]: any dense layout of a tensor whose groups are the
+// slices along one dimension. Gamma is never stored: the norms of V_k are taken while V_k is on its way
+// through the cache, and Gamma_k is rebuilt from them element by element.
+//
+// No group is ever split between threads and every sum has a fixed order, so the result does not depend
+// on the number of threads.
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <numeric>
+#include <thread>
+#include <type_traits>
+#include <vector>
+
+extern "C" {
+
+enum : int32_t { kNoTwin = 0, kLasso = 1, kGroupLasso = 2 };
+
+// Mirrored by _fused._TENSOR; every field has 8 bytes.
+struct TensorView {
+    void *w;            // weights, updated
+    const void *g;      // gradient
+    void *v;            // dual variable, updated; null without a twin
+    void *buf;          // momentum buffer, updated; null without momentum
+    const void *lambds; // thresholds: null (use lambd), one number (Lasso) or one a group
+    int64_t outer, groups, inner;
+    int64_t penalty;
+    double lambd;
+};
+
+struct Options {
+    double lr, kappa, nu, momentum, weight_decay;
+    int64_t nesterov, decoupled_weight_decay, coupling_in_momentum, maximize;
+};
+
+}  // extern "C"
+
+namespace {
+
+template <typename T>
+struct Coefficients {
+    T sign, l2, decay, couple_in, couple_out, momentum, take_gradient, take_buffer, lr, alpha, inv_nu, kappa;
+
+    explicit Coefficients(const Options &o)
+        : sign(o.maximize ? -1 : 1),
+          l2(o.decoupled_weight_decay ? 0 : o.weight_decay),
+          decay(o.decoupled_weight_decay ? o.weight_decay : 0),
+          couple_in(o.coupling_in_momentum ? 1 : 0),
+          couple_out(o.coupling_in_momentum ? 0 : 1),
+          momentum(o.momentum),
+          take_gradient(o.nesterov ? 1 : 0),
+          take_buffer(o.nesterov ? o.momentum : 1),
+          lr(o.lr),
+          alpha(o.lr / o.kappa),
+          inv_nu(1 / o.nu),
+          kappa(o.kappa) {}
+};
+
+// Gamma_i = kappa * prox(V)_i: by element, by a factor for the whole run, by a factor for each element.
+template <typename T>
+struct SoftThreshold {
+    T kappa, threshold;
+    T operator()(T v, int64_t) const {
+        T inside = v < -threshold ? -threshold : (v > threshold ? threshold : v);
+        return kappa * (v - inside);
+    }
+};
+template <typename T>
+struct OneFactor {
+    T factor;
+    T operator()(T v, int64_t) const { return factor * v; }
+};
+template <typename T>
+struct ManyFactors {
+    const T *__restrict factor;
+    T operator()(T v, int64_t i) const { return factor[i] * v; }
+};
+struct NoTwin {};
+
+template <typename T, bool kMomentum, typename Prox>
+void update(T *__restrict w, const T *__restrict g, T *__restrict v, T *__restrict buf, int64_t n,
+            const Coefficients<T> &k, Prox prox) {
+    const Coefficients<T> c = k;
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) {
+        T weight = w[i];
+        T gradient = c.sign * g[i] + c.l2 * weight;
+        T coupling = 0;
+        if constexpr (!std::is_same_v<Prox, NoTwin>) {
+            coupling = (weight - prox(v[i], i)) * c.inv_nu;
+            gradient += c.couple_in * coupling;
+            v[i] += c.alpha * coupling;
+        }
+        T direction = gradient;
+        if constexpr (kMomentum) {
+            T b = c.momentum * buf[i] + gradient;
+            buf[i] = b;
+            direction = c.take_gradient * gradient + c.take_buffer * b;
+        }
+        w[i] = weight - c.lr * (direction + c.couple_out * coupling) - c.decay * weight;
+    }
+}
+
+template <typename T>
+T sum_of_squares(const T *__restrict x, int64_t n) {
+    T s = 0;
+#pragma omp simd reduction(+ : s)
+    for (int64_t i = 0; i < n; ++i) s += x[i] * x[i];
+    return s;
+}
+
+template <typename T>
+void add_squares(T *__restrict sums, const T *__restrict x, int64_t n) {
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) sums[i] += x[i] * x[i];
+}
+
+template <typename T>
+T group_factor(T squared_norm, T lambd, T kappa) {
+    T norm = std::sqrt(squared_norm);
+    return norm > lambd ? kappa * (1 - lambd / norm) : T(0);
+}
+
+// Groups [begin, end) of one tensor.
+template <typename T, bool kMomentum>
+void step_groups(const TensorView &t, int64_t begin, int64_t end, const Coefficients<T> &k) {
+    const T lambd = T(t.lambd);
+    T *w = static_cast<T *>(t.w), *v = static_cast<T *>(t.v), *buf = static_cast<T *>(t.buf);
+    const T *g = static_cast<const T *>(t.g), *lambds = static_cast<const T *>(t.lambds);
+    auto at = [](auto *p, int64_t i) { return p ? p + i : p; };
+
+    if (t.penalty == kNoTwin) {
+        update<T, kMomentum>(w + begin, g + begin, v, at(buf, begin), end - begin, k, NoTwin{});
+    } else if (t.penalty == kLasso) {
+        T threshold = lambds ? lambds[0] : lambd;
+        update<T, kMomentum>(w + begin, g + begin, v + begin, at(buf, begin), end - begin, k,
+                             SoftThreshold<T>{k.kappa, threshold});
+    } else {
+        auto factor = [&](T squares, int64_t i) {
+            return group_factor(squares, lambds ? lambds[i] : lambd, k.kappa);
+        };
+        if (t.outer == 1) {  // a group is one run of memory: norm and update while it is in the cache
+            for (int64_t i = begin; i < end; ++i) {
+                int64_t j = i * t.inner;
+                update<T, kMomentum>(w + j, g + j, v + j, at(buf, j), t.inner, k,
+                                     OneFactor<T>{factor(sum_of_squares(v + j, t.inner), i)});
+            }
+            return;
+        }
+        const int64_t row = t.groups * t.inner, run = (end - begin) * t.inner;
+        std::vector<T> squares(run, T(0)), factors(run);
+        for (int64_t j = begin * t.inner; j < t.outer * row; j += row) add_squares(squares.data(), v + j, run);
+        for (int64_t i = begin; i < end; ++i) {
+            T *first = squares.data() + (i - begin) * t.inner;
+            std::fill_n(factors.data() + (i - begin) * t.inner, t.inner,
+                        factor(std::accumulate(first, first + t.inner, T(0)), i));
+        }
+        for (int64_t j = begin * t.inner; j < t.outer * row; j += row)
+            update<T, kMomentum>(w + j, g + j, v + j, at(buf, j), run, k, ManyFactors<T>{factors.data()});
+    }
+}
+
+struct Task {
+    const TensorView *tensor;
+    int64_t begin, end;
+};
+
+template <typename T>
+void step(const TensorView *tensors, int64_t count, const Options &options, int64_t threads) {
+    constexpr int64_t kTaskElements = 1 << 16;  // small enough to balance, large enough to amortise
+    constexpr int64_t kRunElements = 256;
+    std::vector<Task> tasks;
+    int64_t total = 0;
+    for (int64_t i = 0; i < count; ++i) {
+        const TensorView &t = tensors[i];
+        int64_t per_group = t.outer * t.inner;
+        if (per_group == 0) continue;
+        // Runs of memory shorter than kRunElements waste the cache lines at their ends.
+        int64_t chunk = std::max<int64_t>(kTaskElements / per_group, t.outer == 1 ? 1 : kRunElements / t.inner);
+        chunk = std::max<int64_t>(chunk, 1);
+        for (int64_t b = 0; b < t.groups; b += chunk) tasks.push_back({&t, b, std::min(b + chunk, t.groups)});
+        total += t.groups * per_group;
+    }
+    const Coefficients<T> k(options);
+    std::atomic<size_t> next{0};
+    auto work = [&] {
+        for (size_t i; (i = next.fetch_add(1)) < tasks.size();) {
+            const Task &task = tasks[i];
+            auto run = task.tensor->buf ? step_groups<T, true> : step_groups<T, false>;
+            run(*task.tensor, task.begin, task.end, k);
+        }
+    };
+    // Below a quarter of a million weights a second thread costs more than it saves.
+    threads = std::min<int64_t>(threads, 1 + total / (1 << 18));
+    std::vector<std::thread> helpers;
+    for (int64_t i = 1; i < threads; ++i) helpers.emplace_back(work);
+    work();
+    for (auto &h : helpers) h.join();
+}
+
+}  // namespace
+
+extern "C" {
+
+void dessilbi_step_f32(const TensorView *tensors, int64_t count, const Options *options, int64_t threads) {
+    step<float>(tensors, count, *options, threads);
+}
+
+void dessilbi_step_f64(const TensorView *tensors, int64_t count, const Options *options, int64_t threads) {
+    step<double>(tensors, count, *options, threads);
+}
+
+}  // extern "C"

@@ -1,0 +1,104 @@
+"""Build and load the C++ kernel of the fused step: two seconds on first use, then cached.
+
+A plain C interface and no torch headers, so that any C++17 compiler does it quickly and one build
+serves every version of torch. torch.compile needs the same compiler on CPU, takes longer and gives
+a slower step (``docs/speed.md``).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from dessilbi._cache import cache_dir
+
+SOURCE = Path(__file__).with_name("_kernel.cpp")
+FLAGS = ("-std=c++17", "-O3", "-fopenmp-simd", "-fno-math-errno", "-shared", "-fPIC", "-pthread")
+
+
+class KernelBuildError(RuntimeError):
+    """The C++ kernel could not be built or loaded."""
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The loaded kernel; built on the first call on this machine."""
+    compiler = _compiler()
+    tuned = "-mcpu=native" if platform.machine() in {"arm64", "aarch64"} else "-march=native"
+    command = [*compiler, *FLAGS, tuned]
+    # A home directory may be shared by machines with different processors and compilers.
+    key = "\n".join([SOURCE.read_text(), *command, _output([*compiler, "--version"]), _processor()])
+    name = f"step-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
+    for folder in (cache_dir("kernels"), Path(tempfile.gettempdir()) / f"dessilbi-{_user()}"):
+        try:
+            return _load(folder / name, command)
+        except OSError:
+            continue
+    raise KernelBuildError(
+        f"cannot write the fused kernel to {cache_dir('kernels')} or to the temporary folder; "
+        "set DESSILBI_CACHE to a writable folder, or leave fused=None"
+    )
+
+
+def _load(path: Path, command: list[str]) -> ctypes.CDLL:
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # Several processes may build at once: each writes its own file, the rename is atomic.
+        with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+            built = Path(scratch) / path.name
+            _output([*command, str(SOURCE), "-o", str(built)])
+            built.replace(path)
+    lib = ctypes.CDLL(str(path))
+    for function in (lib.dessilbi_step_f32, lib.dessilbi_step_f64):
+        function.restype = None
+        function.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64]
+    return lib
+
+
+def _compiler() -> list[str]:
+    if chosen := os.environ.get("CXX"):
+        return shlex.split(chosen)
+    for candidate in ("g++", "c++", "clang++"):
+        if found := shutil.which(candidate):
+            return [found]
+    raise KernelBuildError(
+        "fused=True on CPU needs a C++17 compiler: looked for $CXX, g++, c++ and clang++; "
+        "install one, or leave fused=None"
+    )
+
+
+def _output(command: list[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    except FileNotFoundError as error:
+        raise KernelBuildError(
+            f"compiler {command[0]!r} not found; set CXX, or leave fused=None"
+        ) from error
+    except subprocess.CalledProcessError as error:
+        raise KernelBuildError(
+            f"building the fused kernel failed: {shlex.join(command)}\n{error.stderr}"
+            "set CXX to another compiler, or leave fused=None"
+        ) from error
+    return done.stdout
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return "\n".join(
+        sorted({s for s in lines if s.startswith(("model name", "flags", "Features"))})
+    )
+
+
+def _user() -> str:
+    return str(os.getuid()) if hasattr(os, "getuid") else os.environ.get("USERNAME", "user")

@@ -1,0 +1,105 @@
+"""The options of DessiLBI: defaults, and errors that name argument, rule, value and way out."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from .prox import resolve_penalty
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+PenaltyOption = Literal["auto", "lasso", "group_lasso"] | None
+Coupling = Literal["direct", "momentum"]
+
+DEFAULTS: dict[str, Any] = {
+    "lr": 0.1,
+    "kappa": 1.0,
+    "nu": 100.0,
+    "lambd": 1.0,
+    "penalty": "auto",
+    "group_dim": 0,
+    "momentum": 0.0,
+    "nesterov": False,
+    "weight_decay": 0.0,
+    "decoupled_weight_decay": False,
+    "coupling": "direct",
+    "maximize": False,
+    "foreach": None,
+    "fused": None,
+    "lambd_scale": None,
+}
+
+
+def check_options(options: Mapping[str, Any], where: str = "") -> None:
+    """Raise ValueError for the first option out of its range."""
+
+    def refuse(rule: str, name: str) -> None:
+        raise ValueError(f"{name} must be {rule}, got {options[name]!r}{where}")
+
+    lr = options["lr"]
+    if isinstance(lr, torch.Tensor) and lr.numel() != 1:
+        raise ValueError(
+            f"lr must be a number or a one-element tensor, got shape {tuple(lr.shape)}{where}"
+        )
+    for name in ("kappa", "nu"):
+        if not _number(options[name]) or not options[name] > 0:
+            refuse("> 0", name)
+    if not options["kappa"] < math.inf:
+        refuse("finite", "kappa")
+    for name in ("lr", "lambd", "momentum", "weight_decay"):
+        value = float(lr) if name == "lr" and isinstance(lr, torch.Tensor) else options[name]
+        if not _number(value) or not 0 <= value < math.inf:
+            refuse(">= 0 and finite", name)
+    if options["nesterov"] and options["momentum"] == 0:
+        raise ValueError(
+            f"nesterov=True needs momentum > 0, got momentum={options['momentum']!r}{where}; "
+            "set momentum=0.9 or nesterov=False"
+        )
+    resolve_penalty(options["penalty"], 2)
+    if options["coupling"] not in ("direct", "momentum"):
+        refuse("'direct' or 'momentum'", "coupling")
+    if options["lambd_scale"] not in (None, "size", "init"):
+        refuse("None, 'size' or 'init'", "lambd_scale")
+    if isinstance(options["group_dim"], bool) or not isinstance(options["group_dim"], int):
+        refuse("an integer", "group_dim")
+    if options["foreach"] and options["fused"]:
+        raise ValueError(f"foreach and fused cannot both be True{where}; choose one")
+
+
+def check_group(group: Mapping[str, Any], index: int) -> None:
+    """Raise ValueError for a parameter group that cannot be optimized as it is."""
+    where = f" (parameter group {index})"
+    params = group["params"]
+    if not params:
+        raise ValueError(f"parameter group {index} is empty; leave it out or give it parameters")
+    for key in group:
+        if key not in DEFAULTS and key not in ("params", "param_names"):
+            close = difflib.get_close_matches(key, DEFAULTS, n=1, cutoff=0.8)
+            if close:
+                raise ValueError(f"unknown option {key!r}{where}; did you mean {close[0]!r}?")
+    check_options(group, where)
+    if len({id(p) for p in params}) != len(params):
+        raise ValueError(f"the same parameter appears twice in parameter group {index}")
+    for i, p in enumerate(params):
+        name = repr(group["param_names"][i]) if "param_names" in group else str(i)
+        if p.is_complex():
+            raise ValueError(
+                f"DessiLBI does not support complex parameters (parameter {name}{where}); "
+                "optimize torch.view_as_real of it"
+            )
+        dim = group["group_dim"]
+        grouped = resolve_penalty(group["penalty"], p.ndim) == "group_lasso"
+        if grouped and not -p.ndim <= dim < p.ndim:
+            raise ValueError(
+                f"group_dim must be in [{-p.ndim}, {p.ndim - 1}] for parameter {name} of shape "
+                f"{tuple(p.shape)}, got {dim}{where}"
+            )
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

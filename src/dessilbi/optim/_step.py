@@ -1,0 +1,148 @@
+"""One iteration for a list of tensors, in plain torch: a loop, and its multi-tensor twin.
+
+    C     = (W - Gamma) / nu,   Gamma = kappa * prox(V)
+    W    <- W - lr * (direction + C)
+    V    <- V + (lr / kappa) * C
+
+``direction`` is the gradient, with L2 decay and momentum as in torch.optim.SGD. All right-hand
+sides use the old W and V. Gradients are never changed. :mod:`._reference` spells it out literally.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from .prox import Penalty
+
+    TensorList = list[Tensor] | tuple[Tensor, ...]
+
+
+class Twin(NamedTuple):
+    """A dual variable V and the penalty that turns it into Gamma."""
+
+    V: Tensor
+    penalty: Penalty
+
+
+class Item(NamedTuple):
+    """All that one tensor's step needs."""
+
+    W: Tensor
+    grad: Tensor
+    twin: Twin | None
+    buffer: Tensor | None
+    """Momentum buffer; ``None`` without momentum."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """The numbers of one parameter group; ``lr`` is a tensor only where torch.compile traces."""
+
+    lr: float | Tensor
+    kappa: float
+    nu: float
+    momentum: float
+    nesterov: bool
+    weight_decay: float
+    decoupled_weight_decay: bool
+    coupling: str
+    maximize: bool
+
+    @property
+    def l2(self) -> float:
+        """Weight decay inside the gradient."""
+        return 0.0 if self.decoupled_weight_decay else self.weight_decay
+
+    @property
+    def decay(self) -> float | Tensor:
+        """Weight decay of the paper's form, beside the gradient; a group with lr 0 is at rest."""
+        if not self.decoupled_weight_decay:
+            return 0.0
+        return self.weight_decay * (self.lr != 0)
+
+
+def single_tensor(items: Sequence[Item], o: Options) -> None:
+    """The loop: one tensor after the other."""
+    inside = o.coupling == "momentum"
+    for W, grad, twin, buffer in items:
+        direction = -grad if o.maximize else grad
+        if o.l2 != 0:
+            direction = direction.add(W, alpha=o.l2)
+
+        gap = None if twin is None else twin.penalty.gap(W, twin.V, o.kappa)  # nu * C
+        if gap is not None and inside:
+            direction = direction.add(gap, alpha=1 / o.nu)
+
+        if buffer is not None:
+            torch.add(direction, buffer, alpha=o.momentum, out=buffer)
+            direction = direction.add(buffer, alpha=o.momentum) if o.nesterov else buffer
+
+        if o.decoupled_weight_decay:
+            W.mul_(1 - o.decay)
+        _add_scaled(W, direction, -o.lr)
+        if gap is not None and twin is not None:
+            if not inside:
+                _add_scaled(W, gap, -o.lr / o.nu)
+            _add_scaled(twin.V, gap, o.lr / (o.kappa * o.nu))
+
+
+def multi_tensor(items: Sequence[Item], o: Options) -> None:
+    """The same with torch's foreach kernels: few launches for many tensors."""
+    if not items:
+        return
+    inside = o.coupling == "momentum"
+    weights = [item.W for item in items]
+    twinned = [i for i, item in enumerate(items) if item.twin is not None]
+    duals = [item.twin.V for item in items if item.twin is not None]
+    gaps = [t.penalty.gap(W, t.V, o.kappa) for W, _, t, _ in items if t is not None]
+
+    direction: TensorList = [item.grad for item in items]
+    if o.maximize:
+        direction = torch._foreach_neg(direction)
+    if o.l2 != 0:
+        direction = torch._foreach_add(direction, weights, alpha=o.l2)
+    if inside and twinned:
+        direction = list(direction)
+        coupled = torch._foreach_add([direction[i] for i in twinned], gaps, alpha=1 / o.nu)
+        for i, tensor in zip(twinned, coupled, strict=True):
+            direction[i] = tensor
+
+    buffers = [item.buffer for item in items if item.buffer is not None]
+    if buffers:
+        torch._foreach_mul_(buffers, o.momentum)
+        torch._foreach_add_(buffers, direction)
+        if o.nesterov:
+            direction = torch._foreach_add(direction, buffers, alpha=o.momentum)
+        else:
+            direction = buffers
+
+    if o.decoupled_weight_decay:
+        torch._foreach_mul_(weights, 1 - o.decay)
+    _foreach_add_scaled(weights, direction, -o.lr)
+    if twinned:
+        if not inside:
+            _foreach_add_scaled([weights[i] for i in twinned], gaps, -o.lr / o.nu)
+        _foreach_add_scaled(duals, gaps, o.lr / (o.kappa * o.nu))
+
+
+def _add_scaled(y: Tensor, x: Tensor, a: float | Tensor) -> None:
+    """``y += a * x``; a tensor ``a`` must not be read back to Python while tracing."""
+    if isinstance(a, torch.Tensor):
+        y.add_(x * a)
+    else:
+        y.add_(x, alpha=a)
+
+
+def _foreach_add_scaled(ys: list[Tensor], xs: TensorList, a: float | Tensor) -> None:
+    if isinstance(a, torch.Tensor):
+        torch._foreach_add_(ys, torch._foreach_mul(xs, a))
+    else:
+        torch._foreach_add_(ys, xs, alpha=a)

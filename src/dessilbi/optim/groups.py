@@ -1,0 +1,183 @@
+"""Which tensors of a model get a twin, and how they are grouped."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+
+from ._options import DEFAULTS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+_BY_ELEMENT = (nn.Linear, nn.Bilinear, nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)
+_WILDCARDS = frozenset("*?[")
+
+
+def split_parameters(
+    model: nn.Module,
+    patterns: Mapping[str, Mapping[str, Any]] | None = None,
+    *,
+    exclude: Iterable[str] = (),
+    size_scaled: bool = False,
+    init_scaled: float | None = None,
+) -> list[dict[str, Any]]:
+    """Parameter groups of a model for :class:`DessiLBI`, named and with a penalty each.
+
+    By default as in the paper: convolutions by filter (the output channel, also of transposed
+    ones), weights of linear, recurrent and attention layers by element; biases, norms, embeddings
+    and parameters of unknown modules are trained without a twin.
+
+    A pattern is a parameter's name, a module's name (all parameters below it) or a glob over either
+    (``"layer?.*"``). The first pattern that matches a parameter decides.
+
+    Args:
+        model: any module; every parameter lands in exactly one group.
+        patterns: options of :class:`DessiLBI` by pattern, e.g. ``{"fc": {"lambd": 0.3}}``. A
+            ``penalty`` reaches matrices and larger tensors; vectors only when named in full.
+        exclude: patterns of parameters that get no twin, the classifier for example; they win over
+            ``patterns``.
+        size_scaled: thresholds ``lambd * sqrt(group size)``.
+        init_scaled: thresholds ``init_scaled * ||W_0,g||``, relative to each group's initial norm
+            (by element: to the tensor's root mean square). With one threshold for all, the order
+            of entry of a BatchNorm net repeats the order of its initial norms.
+
+    Returns:
+        Groups with ``params`` as ``(name, parameter)`` pairs, a ``name``, and their options.
+
+    Example:
+        >>> net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(16, 2))
+        >>> [(g["name"], g["penalty"]) for g in split_parameters(net, exclude=["2"])]
+        [('filters', 'group_lasso'), ('dense', None)]
+    """
+    if size_scaled and init_scaled is not None:
+        raise ValueError("size_scaled and init_scaled cannot both be given; choose one")
+    if init_scaled is not None and not init_scaled >= 0:
+        raise ValueError(f"init_scaled must be >= 0, got {init_scaled!r}")
+    scaling: dict[str, Any] = {}
+    if size_scaled:
+        scaling = {"lambd_scale": "size"}
+    elif init_scaled is not None:
+        scaling = {"lambd_scale": "init", "lambd": float(init_scaled)}
+
+    rules = [_Rule(p, {"penalty": None}) for p in _as_list(exclude)]
+    rules += [_Rule(p, dict(options)) for p, options in (patterns or {}).items()]
+    for rule in rules:
+        rule.check()
+
+    groups: dict[tuple[Any, ...], dict[str, Any]] = {}
+    named = list(model.named_parameters())
+    if not named:
+        raise ValueError(f"{type(model).__name__} has no parameters to optimize")
+    owners = _owners(model)
+    for name, p in named:
+        own = _default_options(p, owners[id(p)])
+        first = next((r for r in rules if r.matches(name)), None)
+        if first is not None:
+            first.used = True
+            given = dict(first.options)
+            if p.ndim < 2 and not first.names_exactly(name):
+                given.pop("penalty", None)
+            if given.get("penalty") == "auto":
+                given.pop("penalty")
+            own |= given
+        if own["penalty"] is not None:
+            own = scaling | own
+        else:
+            own.pop("group_dim", None)
+        label = _label(own["penalty"], first)
+        key = (label, *sorted((k, repr(v)) for k, v in own.items()))
+        groups.setdefault(key, {"name": label, "params": [], **own})["params"].append((name, p))
+
+    for rule in rules:
+        rule.check_used([name for name, _ in named], rules)
+    return list(groups.values())
+
+
+@dataclass
+class _Rule:
+    """A pattern and the options it gives."""
+
+    pattern: str
+    options: dict[str, Any]
+    used: bool = field(default=False)
+
+    def check(self) -> None:
+        for option in self.options:
+            if option not in DEFAULTS:
+                hint = _suggestion(option, DEFAULTS)
+                raise ValueError(f"pattern {self.pattern!r} sets unknown option {option!r}{hint}")
+
+    def matches(self, name: str) -> bool:
+        parts = name.split(".")
+        ancestors = (".".join(parts[:i]) for i in range(len(parts), 0, -1))
+        return any(fnmatchcase(path, self.pattern) for path in ancestors)
+
+    def names_exactly(self, name: str) -> bool:
+        return name == self.pattern and not _WILDCARDS & set(self.pattern)
+
+    def check_used(self, names: list[str], rules: list[_Rule]) -> None:
+        if self.used:
+            return
+        hidden = [name for name in names if self.matches(name)]
+        if hidden:
+            winner = next(r.pattern for r in rules if r.matches(hidden[0]))
+            raise ValueError(
+                f"pattern {self.pattern!r} decides nothing: {winner!r} comes first and takes "
+                f"{hidden[0]!r}; put the narrower pattern first"
+            )
+        known = {".".join(n.split(".")[:i]) for n in names for i in range(1, n.count(".") + 2)}
+        hint = _suggestion(self.pattern, known)
+        raise ValueError(f"pattern {self.pattern!r} matched no parameter{hint}")
+
+
+def _owners(model: nn.Module) -> dict[int, list[nn.Module]]:
+    """The modules that hold each parameter, by id: more than one where weights are tied."""
+    owners: dict[int, list[nn.Module]] = {}
+    for module in model.modules():
+        for _, p in module.named_parameters(recurse=False):
+            owners.setdefault(id(p), []).append(module)
+    return owners
+
+
+def _default_options(p: Tensor, owners: list[nn.Module]) -> dict[str, Any]:
+    embedded = any(isinstance(m, nn.Embedding | nn.EmbeddingBag) for m in owners)
+    if p.ndim < 2 or embedded:
+        return {"penalty": None, "group_dim": 0}
+    for module in owners:
+        if isinstance(module, _ConvNd):
+            return {"penalty": "group_lasso", "group_dim": _filter_dim(module, p)}
+        if isinstance(module, _BY_ELEMENT):
+            return {"penalty": "lasso", "group_dim": 0}
+    return {"penalty": None, "group_dim": 0}
+
+
+def _filter_dim(module: _ConvNd, weight: Tensor) -> int:
+    """The dimension of the output channels.
+
+    A transposed convolution holds them in dimension 1, where a grouped one repeats the index in
+    each of its groups: those filters form one group of Gamma, since only together can they be
+    removed. A depthwise one has a single index there; its channels lie in dimension 0.
+    """
+    if isinstance(module, _ConvTransposeNd) and not (module.groups > 1 and weight.shape[1] == 1):
+        return 1
+    return 0
+
+
+def _label(penalty: str | None, rule: _Rule | None) -> str:
+    kind = {"group_lasso": "filters", "lasso": "elements", None: "dense"}[penalty]
+    return kind if rule is None or penalty is None else f"{rule.pattern}: {kind}"
+
+
+def _as_list(patterns: Iterable[str]) -> list[str]:
+    return [patterns] if isinstance(patterns, str) else list(patterns)
+
+
+def _suggestion(wrong: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(wrong, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else ""

@@ -1,0 +1,368 @@
+"""DessiLBI as a torch optimizer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast, overload
+
+import torch
+from torch.optim import Optimizer
+
+from . import _dtensor
+from ._options import DEFAULTS, check_group, check_options
+from ._step import Item, Options, Twin, multi_tensor, single_tensor
+from .prox import (
+    LambdScale,
+    Penalty,
+    init_scale,
+    make_penalty,
+    resolve_penalty,
+    size_scale,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import Tensor
+    from torch.optim.optimizer import ParamsT
+
+    from ._options import Coupling, PenaltyOption
+
+
+class DessiLBI(Optimizer):
+    r"""Trains the weights W while a sparse twin Gamma, coupled to them, grows from nothing.
+
+    DessiLBI (Deep structurally splitting Linearized Bregman Iteration, ICML 2020) is SGD with a
+    second set of variables. With :math:`V_0 = \Gamma_0 = 0` each step does
+
+    .. math::
+        C_k          &= (W_k - \Gamma_k) / \nu \\
+        W_{k+1}      &= W_k - lr \, (\nabla L(W_k) + C_k) \\
+        V_{k+1}      &= V_k + (lr / \kappa) \, C_k \\
+        \Gamma_{k+1} &= \kappa \, \mathrm{prox}_{\lambda \Omega}(V_{k+1})
+
+    where ``lr`` is the paper's :math:`\kappa\alpha` (so SGD recipes carry over), ``nu`` is
+    :math:`\nu` and ``lambd`` is :math:`\lambda`. Important weights enter the support of Gamma
+    early, unimportant ones late or never; as ``nu`` goes to infinity W follows SGD.
+
+    Gamma is a function of V and is never stored: the state is V and the momentum buffer.
+
+    Args:
+        params: parameters, named parameters or groups of them; see :func:`split_parameters`.
+        lr: step of W, as in SGD; a float or a one-element tensor.
+        kappa: damping; at a fixed lr it acts only through ``kappa * lambd``.
+        nu: how loosely Gamma is coupled to W; smaller is tighter.
+        lambd: threshold that a group of V must pass to enter Gamma.
+        penalty: ``"auto"`` (the paper's: tensors with 3 or more dimensions by slice, matrices by
+            element, nothing for vectors), ``"lasso"``, ``"group_lasso"`` or ``None`` (no twin:
+            plain SGD). ``"auto"`` sees shapes only; :func:`split_parameters` sees modules and so
+            leaves embeddings alone.
+        group_dim: dimension whose slices are the groups of ``"group_lasso"``: 0 for filters and
+            neurons, 1 for input channels.
+        momentum: as in :class:`torch.optim.SGD`.
+        nesterov: as in :class:`torch.optim.SGD`.
+        weight_decay: L2 decay, part of the gradient as in :class:`torch.optim.SGD`.
+        decoupled_weight_decay: use the paper's form instead, ``W <- ... - weight_decay * W``, not
+            scaled by lr.
+        coupling: ``"direct"`` adds C to the step, ``"momentum"`` (the paper's text) to the momentum
+            buffer, which amplifies it by ``1 / (1 - momentum)``.
+        maximize: climb the loss instead of descending it.
+        foreach: multi-tensor implementation; by default only where torch would use it (GPUs).
+        fused: one pass over the weights, at the cost of Adam: a C++ kernel on CPU (needs a
+            compiler, two seconds on first use), torch.compile elsewhere.
+        lambd_scale: ``None``; ``"size"``, thresholds times sqrt(group size); ``"init"``, times the
+            norm of the group at the first step. :func:`split_parameters` sets it.
+
+    Every option can be set by parameter group.
+
+    Example:
+        Change this::
+
+            opt = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
+
+        to this::
+
+            opt = DessiLBI(split_parameters(model), lr=0.1, momentum=0.9, weight_decay=1e-4)
+
+    References:
+        Fu, Liu, Li, Sun, Zeng, Yao: DessiLBI: Exploring Structural Sparsity of Deep Networks via
+        Differential Inclusion Paths. ICML 2020.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 0.1,
+        *,
+        kappa: float = 1.0,
+        nu: float = 100.0,
+        lambd: float = 1.0,
+        penalty: PenaltyOption = "auto",
+        group_dim: int = 0,
+        momentum: float = 0.0,
+        nesterov: bool = False,
+        weight_decay: float = 0.0,
+        decoupled_weight_decay: bool = False,
+        coupling: Coupling = "direct",
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        lambd_scale: LambdScale | None = None,
+    ) -> None:
+        options = locals()
+        defaults = {name: options[name] for name in DEFAULTS}
+        check_options(defaults)
+        super().__init__(params, defaults)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, checking its options and parameters as the constructor does."""
+        super().add_param_group(param_group)
+        try:
+            check_group(self.param_groups[-1], len(self.param_groups) - 1)
+        except ValueError:
+            self.param_groups.pop()
+            raise
+
+    # ------------------------------------------------------------------ the twin
+
+    def twins(self) -> Iterator[tuple[str, Tensor]]:
+        """Name and tensor of each parameter that has a twin, in order.
+
+        A parameter that was given without a name is called by its place: ``"0.3"`` is the fourth
+        of the first group.
+        """
+        for i, group in enumerate(self.param_groups):
+            names = group.get("param_names")
+            for j, p in enumerate(group["params"]):
+                if resolve_penalty(group["penalty"], p.ndim) is not None:
+                    yield (names[j] if names else f"{i}.{j}"), p
+
+    def penalty(self, p: Tensor) -> Penalty:
+        """The penalty on p's twin, threshold included."""
+        group = self._group_of(p)
+        scale = self.state[p].get("lambd_scale") if p in self.state else None
+        if scale is None and group["lambd_scale"] == "init":
+            scale = self._new_scale(p, group)
+        penalty = _penalty(p, group, scale)
+        if penalty is None:
+            raise ValueError(
+                f"parameter {self._name(p)} has no twin: its penalty is {group['penalty']!r}; "
+                "use penalty='lasso' or 'group_lasso' for its group"
+            )
+        return penalty
+
+    @torch.no_grad()
+    def gamma(self, p: Tensor) -> Tensor:
+        """Gamma of parameter p, computed from V; zero before the first step."""
+        penalty, V = self.penalty(p), self._v(p)
+        return cast("float", self._group_of(p)["kappa"]) * penalty.prox(V)
+
+    @torch.no_grad()
+    def support(self, p: Tensor) -> Tensor:
+        """Boolean mask, shaped as p: where Gamma is not zero. Groups are in or out as a whole."""
+        return self.penalty(p).support(self._v(p))
+
+    @torch.no_grad()
+    def density(self, p: Tensor | None = None) -> float:
+        """Fraction of weights in the support of Gamma: of p, or of all weights with a twin."""
+        chosen = [p] if p is not None else [q for _, q in self.twins()]
+        total = sum(q.numel() for q in chosen)
+        kept = sum(_dtensor.count(self.support(q)) for q in chosen)
+        return kept / total if total else 0.0
+
+    # ------------------------------------------------------------------ the step
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Perform one iteration.
+
+        Args:
+            closure: reevaluates the model and returns the loss.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            params: list[Tensor] = []
+            grads: list[Tensor] = []
+            vs: list[Tensor | None] = []
+            buffers: list[Tensor | None] = []
+            scales: list[Tensor | None] = []
+            self._init_group(group, params, grads, vs, buffers, scales)
+            _run(group, params, grads, vs, buffers, scales)
+        return loss
+
+    def _init_group(
+        self,
+        group: dict[str, Any],
+        params: list[Tensor],
+        grads: list[Tensor],
+        vs: list[Tensor | None],
+        buffers: list[Tensor | None],
+        scales: list[Tensor | None],
+    ) -> None:
+        # torch.compile runs this method, by its name, outside of the traced graph.
+        for p in group["params"]:
+            if p.grad is None:
+                continue
+            if p.grad.is_sparse:
+                raise RuntimeError(
+                    f"DessiLBI does not support sparse gradients (parameter {self._name(p)}); "
+                    "make the layer with sparse=False, or give it to torch.optim.SparseAdam"
+                )
+            fresh = p not in self.state
+            self._init_state(p, group)
+            if fresh and _only_asks_for_state(p, group["lr"]):
+                continue
+            state = self.state.get(p, {})
+            params.append(p)
+            grads.append(p.grad)
+            vs.append(state.get("v"))
+            buffers.append(state.get("momentum_buffer") if group["momentum"] != 0 else None)
+            scales.append(state.get("lambd_scale"))
+
+    def _init_state(self, p: Tensor, group: dict[str, Any]) -> None:
+        if resolve_penalty(group["penalty"], p.ndim) is not None:
+            if "v" not in self.state[p]:
+                self.state[p]["v"] = self._new_v(p)
+            if group["lambd_scale"] == "init" and "lambd_scale" not in self.state[p]:
+                self.state[p]["lambd_scale"] = self._new_scale(p, group)
+        if group["momentum"] != 0 and "momentum_buffer" not in self.state[p]:
+            self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+
+    def _v(self, p: Tensor) -> Tensor:
+        v: Tensor | None = self.state[p].get("v") if p in self.state else None
+        return self._new_v(p) if v is None else v
+
+    @staticmethod
+    def _new_v(p: Tensor) -> Tensor:
+        return torch.zeros_like(p, dtype=_dual_dtype(p), requires_grad=False)
+
+    @staticmethod
+    @torch.no_grad()
+    def _new_scale(p: Tensor, group: dict[str, Any]) -> Tensor:
+        kind = resolve_penalty(group["penalty"], p.ndim)
+        assert kind is not None
+        scale = init_scale(kind, p.to(_dual_dtype(p)), group["group_dim"])
+        return _dtensor.settled(scale)
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the state; V keeps its float32 where torch would round it to the weights' dtype."""
+        saved: dict[str, Any] = {}
+        # Ours runs after the user's own hooks on the way in, and before them on the way out.
+        before = self.register_load_state_dict_pre_hook(lambda _, final: saved.update(final))
+        after = self.register_load_state_dict_post_hook(
+            lambda _: self._restore_precision(saved), prepend=True
+        )
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            before.remove()
+            after.remove()
+
+    def _restore_precision(self, saved: dict[str, Any]) -> None:
+        ids = [i for group in saved["param_groups"] for i in group["params"]]
+        params = [p for group in self.param_groups for p in group["params"]]
+        for i, p in zip(ids, params, strict=True):
+            for key, value in saved["state"].get(i, {}).items():
+                if not isinstance(value, torch.Tensor):
+                    continue
+                dtype = p.dtype if key == "momentum_buffer" else _dual_dtype(p)
+                restored = value.detach().to(device=p.device, dtype=dtype, copy=True)
+                if restored.shape == p.shape and restored.stride() != p.stride():
+                    restored = torch.zeros_like(p, dtype=dtype).copy_(restored)
+                self.state[p][key] = restored
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        # Checkpoints from before an option existed behave as if it had its default.
+        for group in self.param_groups:
+            for name, default in DEFAULTS.items():
+                group.setdefault(name, default)
+
+    # ------------------------------------------------------------------ look-ups
+
+    def _group_of(self, p: Tensor) -> dict[str, Any]:
+        for group in self.param_groups:
+            if any(p is q for q in group["params"]):
+                return group
+        raise ValueError(
+            f"this optimizer does not hold the given tensor of shape {tuple(p.shape)}; "
+            "pass one of its parameters"
+        )
+
+    def _name(self, p: Tensor) -> str:
+        group = self._group_of(p)
+        i = next(i for i, q in enumerate(group["params"]) if q is p)
+        names = group.get("param_names")
+        return repr(names[i]) if names else f"{i} of its group, shape {tuple(p.shape)}"
+
+
+def _run(
+    group: dict[str, Any],
+    params: list[Tensor],
+    grads: list[Tensor],
+    vs: list[Tensor | None],
+    buffers: list[Tensor | None],
+    scales: list[Tensor | None],
+) -> None:
+    """Choose the implementation for one group and run it."""
+    items = [
+        Item(p, grad, _twin(p, v, scale, group), buffer)
+        for p, grad, v, buffer, scale in zip(params, grads, vs, buffers, scales, strict=True)
+    ]
+    numbers = {name: group[name] for name in Options.__dataclass_fields__}
+    options = Options(**numbers | {"lr": _scalar(group["lr"])})
+    if any(_dtensor.is_dtensor(p) for p in params):
+        items, spread = _dtensor.localize(items)
+        single_tensor(spread, options)
+    if group["fused"] and not torch.compiler.is_compiling():
+        from ._fused import fused
+
+        fused(items, options)
+    elif group["foreach"] or (group["foreach"] is None and _all_on_gpu(items)):
+        multi_tensor(items, options)
+    else:
+        single_tensor(items, options)
+
+
+def _twin(p: Tensor, v: Tensor | None, scale: Tensor | None, group: dict[str, Any]) -> Twin | None:
+    penalty = None if v is None else _penalty(p, group, scale)
+    return None if v is None or penalty is None else Twin(v, penalty)
+
+
+def _penalty(p: Tensor, group: dict[str, Any], scale: Tensor | None) -> Penalty | None:
+    kind = resolve_penalty(group["penalty"], p.ndim)
+    if kind is None:
+        return None
+    factor: float | Tensor | None = scale
+    if group["lambd_scale"] == "size":
+        factor = size_scale(kind, p.shape, group["group_dim"])
+    return make_penalty(kind, p.shape, group["group_dim"], group["lambd"], factor)
+
+
+def _only_asks_for_state(p: Tensor, lr: float | Tensor) -> bool:
+    """Whether this is how torch.distributed.checkpoint makes empty state: lr 0, gradient 0."""
+    return float(lr) == 0 and p.grad is not None and not bool(_dtensor.count(p.grad != 0))
+
+
+def _dual_dtype(p: Tensor) -> torch.dtype:
+    """V sums many small steps: float32 at least."""
+    return torch.promote_types(p.dtype, torch.float32)
+
+
+def _scalar(lr: float | Tensor) -> float | Tensor:
+    if isinstance(lr, torch.Tensor):
+        return lr.squeeze() if torch.compiler.is_compiling() else float(lr)
+    return lr
+
+
+def _all_on_gpu(items: list[Item]) -> bool:
+    return bool(items) and all(item.W.device.type in {"cuda", "xpu"} for item in items)
