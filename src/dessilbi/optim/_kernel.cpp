@@ -1,8 +1,8 @@
 // One DessiLBI step for many tensors, each weight read and written once.
 //
 // A tensor is seen as memory [outer][groups][inner]: any dense layout of a tensor whose groups are the
-// slices along one dimension. Gamma is never stored: the norms of V_k are taken while V_k is on its way
-// through the cache, and Gamma_k is rebuilt from them element by element.
+// slices along one dimension. Gamma is never stored: the norm of a group of V_k is taken just before its
+// update, and Gamma_k is rebuilt from it element by element.
 //
 // No group is ever split between threads and every sum has a fixed order, so the result does not depend
 // on the number of threads.
@@ -81,13 +81,17 @@ struct ManyFactors {
 };
 struct NoTwin {};
 
+// One step for a run of n elements. With OneFactor it also returns the sum of squares of `ahead`, the
+// V of the next group: norms taken in a pass of their own would read memory one stream at a time.
 template <typename T, bool kMomentum, typename Prox>
-void update(T *__restrict w, const T *__restrict g, T *__restrict v, T *__restrict buf, int64_t n,
-            const Coefficients<T> &k, Prox prox) {
+T update(T *__restrict w, const T *__restrict g, T *__restrict v, T *__restrict buf, int64_t n,
+         const Coefficients<T> &k, Prox prox, const T *__restrict ahead = nullptr) {
     const Coefficients<T> c = k;
-#pragma omp simd
+    T squares = 0;
+#pragma omp simd reduction(+ : squares)
     for (int64_t i = 0; i < n; ++i) {
         T weight = w[i];
+        if constexpr (std::is_same_v<Prox, OneFactor<T>>) squares += ahead[i] * ahead[i];
         T gradient = c.sign * g[i] + c.l2 * weight;
         T coupling = 0;
         if constexpr (!std::is_same_v<Prox, NoTwin>) {
@@ -103,6 +107,7 @@ void update(T *__restrict w, const T *__restrict g, T *__restrict v, T *__restri
         }
         w[i] = weight - c.lr * (direction + c.couple_out * coupling) - c.decay * weight;
     }
+    return squares;
 }
 
 template <typename T>
@@ -143,11 +148,13 @@ void step_groups(const TensorView &t, int64_t begin, int64_t end, const Coeffici
         auto factor = [&](T squares, int64_t i) {
             return group_factor(squares, lambds ? lambds[i] : lambd, k.kappa);
         };
-        if (t.outer == 1) {  // a group is one run of memory: norm and update while it is in the cache
+        if (t.outer == 1) {  // a group is one run of memory
+            T squares = sum_of_squares(v + begin * t.inner, t.inner);
             for (int64_t i = begin; i < end; ++i) {
                 int64_t j = i * t.inner;
-                update<T, kMomentum>(w + j, g + j, v + j, at(buf, j), t.inner, k,
-                                     OneFactor<T>{factor(sum_of_squares(v + j, t.inner), i)});
+                const T *ahead = i + 1 < end ? v + j + t.inner : g + j;  // the last one's sum is not used
+                squares = update<T, kMomentum>(w + j, g + j, v + j, at(buf, j), t.inner, k,
+                                               OneFactor<T>{factor(squares, i)}, ahead);
             }
             return;
         }

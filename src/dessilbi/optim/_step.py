@@ -74,7 +74,9 @@ def single_tensor(items: Sequence[Item], o: Options) -> None:
     inside = o.coupling == "momentum"
     for W, grad, twin, buffer in items:
         direction = -grad if o.maximize else grad
-        if o.l2 != 0:
+        # Plain momentum: the decay goes straight into the buffer, which spares a temporary.
+        decay_later = buffer is not None and not o.nesterov
+        if o.l2 != 0 and not decay_later:
             direction = direction.add(W, alpha=o.l2)
 
         gap = None if twin is None else twin.penalty.gap(W, twin.V, o.kappa)  # nu * C
@@ -83,6 +85,8 @@ def single_tensor(items: Sequence[Item], o: Options) -> None:
 
         if buffer is not None:
             torch.add(direction, buffer, alpha=o.momentum, out=buffer)
+            if o.l2 != 0 and decay_later:
+                buffer.add_(W, alpha=o.l2)
             direction = direction.add(buffer, alpha=o.momentum) if o.nesterov else buffer
 
         if o.decoupled_weight_decay:

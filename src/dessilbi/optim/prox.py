@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 
+from ._norms import group_norms
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -80,14 +82,6 @@ class GroupLasso:
 
 
 Penalty = Lasso | GroupLasso
-
-
-def group_norms(x: Tensor, dim: int) -> Tensor:
-    """Euclidean norm of each slice along ``dim``, with x's number of dimensions."""
-    if x.ndim == 1:
-        return x.abs()
-    others = [d for d in range(x.ndim) if d != dim % x.ndim]
-    return cast("Tensor", torch.linalg.vector_norm(x, dim=others, keepdim=True))
 
 
 def resolve_penalty(penalty: str | None, ndim: int) -> PenaltyKind | None:
