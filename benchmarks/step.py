@@ -1,10 +1,10 @@
 """Time and memory of one optimizer step, all contenders in one run.
 
-    python benchmarks/step.py [--rounds 15] [--networks vgg-16,resnet-56,resnet-18] [--json out.json]
+    python benchmarks/step.py [--rounds 15] [--networks vgg-16,resnet-56] [--json out.json]
 
-Two figures each: CPU time on one thread, and wall time on all threads. The contenders take turns, round
-after round, and a ratio is the median over rounds of the ratio within a round: machines are shared, so
-only ratios within a run mean anything.
+Two figures each: CPU time on one thread, and wall time on all threads. The contenders take turns,
+round after round, and a ratio is the median over rounds of the ratio within a round: machines are
+shared, so only ratios within a run mean anything.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,9 @@ from dessilbi import DessiLBI
 from dessilbi.optim import _fused
 from dessilbi.optim._reference import Reference
 from dessilbi.optim.prox import resolve_penalty
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 LOOP, ADAM = "literal loop", "Adam fused"
 SETTINGS = {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-4}

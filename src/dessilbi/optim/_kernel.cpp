@@ -12,6 +12,7 @@
 #include <cmath>
 #include <cstdint>
 #include <numeric>
+#include <system_error>
 #include <thread>
 #include <type_traits>
 #include <vector>
@@ -204,7 +205,11 @@ void step(const TensorView *tensors, int64_t count, const Options &options, int6
     // Below a quarter of a million weights a second thread costs more than it saves.
     threads = std::min<int64_t>(threads, 1 + total / (1 << 18));
     std::vector<std::thread> helpers;
-    for (int64_t i = 1; i < threads; ++i) helpers.emplace_back(work);
+    try {
+        for (int64_t i = 1; i < threads; ++i) helpers.emplace_back(work);
+    } catch (const std::system_error &) {
+        // No more threads to be had: those that exist, at least this one, do the work.
+    }
     work();
     for (auto &h : helpers) h.join();
 }

@@ -49,18 +49,24 @@ def library() -> ctypes.CDLL:
 
 
 def _load(path: Path, command: list[str]) -> ctypes.CDLL:
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # Several processes may build at once: each writes its own file, the rename is atomic.
-        with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-            built = Path(scratch) / path.name
-            _output([*command, str(SOURCE), "-o", str(built)])
-            built.replace(path)
-    lib = ctypes.CDLL(str(path))
+    try:
+        lib = ctypes.CDLL(str(path))
+    except OSError:  # not there yet, or damaged
+        _build(path, command)
+        lib = ctypes.CDLL(str(path))
     for function in (lib.dessilbi_step_f32, lib.dessilbi_step_f64):
         function.restype = None
         function.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64]
     return lib
+
+
+def _build(path: Path, command: list[str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    # Several processes may build at once: each writes its own file, the rename is atomic.
+    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+        built = Path(scratch) / path.name
+        _output([*command, str(SOURCE), "-o", str(built)])
+        built.replace(path)
 
 
 def _compiler() -> list[str]:

@@ -71,21 +71,30 @@ def check_options(options: Mapping[str, Any], where: str = "") -> None:
         raise ValueError(f"foreach and fused cannot both be True{where}; choose one")
 
 
+def check_params(group: dict[str, Any], index: int) -> None:
+    """Raise ValueError for a group, as the user gave it, that is empty or names a tensor twice."""
+    if not isinstance(group, dict) or isinstance(group["params"], (torch.Tensor, set)):
+        return  # torch takes or refuses these
+    group["params"] = params = list(group["params"])
+    if not params:
+        raise ValueError(f"parameter group {index} is empty; leave it out or give it parameters")
+    tensors = [p[1] if isinstance(p, tuple) else p for p in params]
+    if len({id(p) for p in tensors}) != len(tensors):
+        raise ValueError(
+            f"the same parameter appears twice in parameter group {index}; list it once"
+        )
+
+
 def check_group(group: Mapping[str, Any], index: int) -> None:
     """Raise ValueError for a parameter group that cannot be optimized as it is."""
     where = f" (parameter group {index})"
-    params = group["params"]
-    if not params:
-        raise ValueError(f"parameter group {index} is empty; leave it out or give it parameters")
     for key in group:
         if key not in DEFAULTS and key not in ("params", "param_names"):
             close = difflib.get_close_matches(key, DEFAULTS, n=1, cutoff=0.8)
             if close:
                 raise ValueError(f"unknown option {key!r}{where}; did you mean {close[0]!r}?")
     check_options(group, where)
-    if len({id(p) for p in params}) != len(params):
-        raise ValueError(f"the same parameter appears twice in parameter group {index}")
-    for i, p in enumerate(params):
+    for i, p in enumerate(group["params"]):
         name = repr(group["param_names"][i]) if "param_names" in group else str(i)
         if p.is_complex():
             raise ValueError(

@@ -179,5 +179,5 @@ def _as_list(patterns: Iterable[str]) -> list[str]:
 
 
 def _suggestion(wrong: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(wrong, list(known), n=1, cutoff=0.5)
+    close = difflib.get_close_matches(wrong, sorted(known), n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else ""

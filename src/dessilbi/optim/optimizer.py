@@ -8,7 +8,7 @@ import torch
 from torch.optim import Optimizer
 
 from . import _dtensor
-from ._options import DEFAULTS, check_group, check_options
+from ._options import DEFAULTS, check_group, check_options, check_params
 from ._step import Item, Options, Twin, multi_tensor, single_tensor
 from .prox import (
     LambdScale,
@@ -115,9 +115,11 @@ class DessiLBI(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, checking its options and parameters as the constructor does."""
+        index = len(self.param_groups)
+        check_params(param_group, index)
         super().add_param_group(param_group)
         try:
-            check_group(self.param_groups[-1], len(self.param_groups) - 1)
+            check_group(self.param_groups[-1], index)
         except ValueError:
             self.param_groups.pop()
             raise

@@ -1,0 +1,1 @@
+"""The laboratory: data, models, configurations and training runs (needs the ``lab`` extra)."""

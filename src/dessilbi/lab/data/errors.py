@@ -1,0 +1,45 @@
+"""What this room says when data is missing, damaged, or needs a package that is not there."""
+
+import importlib
+import warnings
+from pathlib import Path
+from typing import Any
+
+
+class DataError(RuntimeError):
+    """Data could not be found, read or fetched; the message says which file and what to do."""
+
+
+def damaged(path: Path | str, problem: str) -> DataError:
+    """The error for a file that exists and cannot be trusted."""
+    return DataError(
+        f"{path}: {problem}. Delete it and run again with --download, "
+        "or name a folder with a good copy in --data-dir or DESSILBI_DATA."
+    )
+
+
+def warn_unofficial(path: Path | str, found: str, official: str) -> None:
+    """Warn that a sound file is not the published set, so that its figures are not compared."""
+    warnings.warn(
+        f"{path} holds {found}; the published set has {official}. "
+        "Figures measured on it cannot be compared with published ones.",
+        UserWarning,
+        stacklevel=2,
+    )
+
+
+def require(module: str, *, purpose: str, install: str) -> Any:
+    """Import an optional package, or say what needs it and how to get it.
+
+    Args:
+        module: Dotted name to import.
+        purpose: What asked for it, as the start of a sentence.
+        install: Argument for ``pip install``.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise DataError(
+            f"{purpose} needs {module!r}, which does not import here ({error}). "
+            f"Try: pip install '{install}'"
+        ) from error

@@ -1,0 +1,152 @@
+"""``load_dataset``: a name in, a split, converted and placed data set out."""
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from dessilbi.lab.data import cifar10, imagenet
+from dessilbi.lab.data.augment import Augmentation, PadCropFlip, ResizedCropFlip
+from dessilbi.lab.data.digits import read_digits
+from dessilbi.lab.data.mnist import read_mnist
+from dessilbi.lab.data.splits import Dataset, Pixels, RawSet, Split, TensorSplit
+
+
+@dataclass(frozen=True)
+class Card:
+    """What is known of a set before it is read."""
+
+    classes: tuple[str, ...]
+    shape: tuple[int, int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    read: Callable[[str | Path | None, bool], RawSet] | None
+    """Takes (data_dir, download); None for a set that does not fit in memory."""
+    white: int = 255
+    # Grey sets stay in [0, 1] by default: normalised inputs made LeNet-5 collapse at lr 0.1.
+    normalize: bool = False
+    augmentation: Augmentation | None = None
+
+
+_DIGITS = tuple("0123456789")
+_CLOTHES = (
+    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat",
+    "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
+)  # fmt: skip
+
+CARDS = {
+    "digits": Card(
+        _DIGITS, (1, 8, 8), (0.3051,), (0.3762,), lambda data_dir, fetch: read_digits(), white=16
+    ),
+    "mnist": Card(_DIGITS, (1, 28, 28), (0.1307,), (0.3081,), partial(read_mnist, "mnist")),
+    "fashion-mnist": Card(
+        _CLOTHES, (1, 28, 28), (0.2860,), (0.3530,), partial(read_mnist, "fashion-mnist")
+    ),
+    "cifar10": Card(
+        cifar10.CLASSES,
+        (3, 32, 32),
+        (0.4914, 0.4822, 0.4465),
+        (0.2470, 0.2435, 0.2616),
+        cifar10.read_cifar10,
+        normalize=True,
+        augmentation=PadCropFlip(pad=4),
+    ),
+    "imagenet": Card(
+        (),  # the folders say
+        (3, imagenet.SIDE, imagenet.SIDE),
+        (0.485, 0.456, 0.406),
+        (0.229, 0.224, 0.225),
+        None,
+        normalize=True,
+        augmentation=ResizedCropFlip(imagenet.SIDE),
+    ),
+}
+
+DATASETS = tuple(CARDS)
+
+
+def load_dataset(
+    name: str,
+    *,
+    data_dir: str | Path | None = None,
+    download: bool = False,
+    normalize: bool | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: str | torch.device = "cpu",
+    validation: int = 0,
+    split_seed: int = 0,
+    workers: int = 4,
+) -> Dataset:
+    """Load one of :data:`DATASETS`.
+
+    Looked for in ``data_dir``, then ``$DESSILBI_DATA``, the user cache and Debian's
+    ``/usr/share/datasets``. ``digits`` needs no file.
+
+    Args:
+        name: ``digits``, ``mnist``, ``fashion-mnist``, ``cifar10`` or ``imagenet``.
+        data_dir: First place to look in.
+        download: Fetch what is not found, with its checksum (not ``imagenet``).
+        normalize: Batches are (value - mean) / std per channel; False leaves them in [0, 1].
+            None takes the set's habit: colour sets are normalised, grey ones are not.
+        dtype: Floating-point type of the images in a batch.
+        device: Where images and labels live.
+        validation: How many training images to hold out.
+        split_seed: Chooses which; the same for every run that is to be compared.
+        workers: Loader processes, for ``imagenet`` only.
+
+    Raises:
+        ValueError: An argument is unknown or out of range.
+        DataError: The set is missing, damaged or cannot be fetched; the message says what to do.
+    """
+    if name not in CARDS:
+        close = difflib.get_close_matches(name.lower().replace("_", "-"), DATASETS, n=1, cutoff=0.5)
+        hint = f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(DATASETS)}"
+        raise ValueError(f"unknown data set {name!r}; {hint}")
+    if not dtype.is_floating_point:
+        raise ValueError(f"dtype must be a floating-point type, got {dtype}")
+    card, device = CARDS[name], torch.device(device)
+    normalized = card.normalize if normalize is None else normalize
+    if normalized:
+        pixels = Pixels.normalized(card.white, dtype, card.mean, card.std, device)
+    else:
+        pixels = Pixels(card.white, dtype)
+
+    train: Split
+    test: Split
+    if card.read is None:
+        train, test, classes, source = imagenet.read_imagenet(data_dir, pixels, device, workers)
+    else:
+        raw, classes = card.read(data_dir, download), card.classes
+        train = TensorSplit(raw.train_images.to(device), raw.train_labels.to(device), pixels)
+        test = TensorSplit(raw.test_images.to(device), raw.test_labels.to(device), pixels)
+        source = raw.source
+    train, held_out = _hold_out(train, validation, split_seed)
+    return Dataset(
+        name,
+        train,
+        test,
+        held_out,
+        classes=classes,
+        shape=card.shape,
+        mean=card.mean,
+        std=card.std,
+        normalized=normalized,
+        augmentation=card.augmentation,
+        source=source,
+    )
+
+
+def _hold_out(train: Split, images: int, seed: int) -> tuple[Split, Split | None]:
+    """Move ``images`` random images out of the training set; the others keep their order."""
+    if not 0 <= images < len(train):
+        raise ValueError(
+            f"validation must be in [0, {len(train)}), the training images, got {images}"
+        )
+    if images == 0:
+        return train, None
+    order = torch.randperm(len(train), generator=torch.Generator().manual_seed(seed))
+    kept, held_out = order[:-images].sort().values, order[-images:].sort().values
+    return train.take(kept), train.take(held_out)

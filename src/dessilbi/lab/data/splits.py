@@ -1,0 +1,170 @@
+"""A data set in memory: bytes on the device, turned into numbers a batch at a time.
+
+Images stay uint8, as they were published. Picking bytes and converting them costs no more than
+picking floats (one CPU thread, CIFAR-10 out of cache: 2 + 2 against 7 microseconds an image), the
+set takes a quarter of the memory (184 MB, not 737 MB), and augmentation pads with black, as the
+published recipes do.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from dessilbi.lab.data.augment import Augmentation, PadCropFlip
+
+Batch = tuple[Tensor, Tensor]
+Bounds = Sequence[tuple[int, int]]
+
+
+class RawSet(NamedTuple):
+    """What a reader returns: images uint8 (N, C, H, W), labels int64, and where they came from."""
+
+    train_images: Tensor
+    train_labels: Tensor
+    test_images: Tensor
+    test_labels: Tensor
+    source: str
+
+
+@dataclass(frozen=True, eq=False)
+class Pixels:
+    """How stored bytes become the numbers that a network sees."""
+
+    white: int
+    """The byte that becomes 1.0: 255, or 16 for the digits."""
+    dtype: torch.dtype
+    gain: Tensor | None = None
+    """With ``offset``: normalised value = byte * gain + offset, per channel; None means [0, 1]."""
+    offset: Tensor | None = None
+
+    @classmethod
+    def normalized(
+        cls,
+        white: int,
+        dtype: torch.dtype,
+        mean: Sequence[float],
+        std: Sequence[float],
+        device: torch.device,
+    ) -> Self:
+        """Conversion to (value - mean) / std, folded into one multiplication and one addition."""
+        mean_, std_ = (
+            torch.tensor(values, dtype=torch.float64).view(-1, 1, 1) for values in (mean, std)
+        )
+        gain, offset = 1 / (white * std_), -mean_ / std_
+        return cls(white, dtype, gain.to(device, dtype), offset.to(device, dtype))
+
+    def __call__(self, raw: Tensor) -> Tensor:
+        """Convert bytes (N, C, H, W) to ``dtype``."""
+        values = raw.to(self.dtype)
+        if self.gain is None or self.offset is None:
+            return values.div_(self.white)
+        return values.mul_(self.gain).add_(self.offset)
+
+
+class Split(ABC):
+    """Images and labels that can be read in any order: what :func:`batches` needs of a set."""
+
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @abstractmethod
+    def take(self, index: Tensor) -> Self:
+        """The split made of the images numbered ``index``."""
+
+    @abstractmethod
+    def stream(
+        self, order: Tensor, bounds: Bounds, augment: Augmentation | None, draws: Tensor | None
+    ) -> Iterator[Batch]:
+        """Yield ``order[a:b]`` for each ``(a, b)`` of ``bounds``, as (images, labels).
+
+        Args:
+            order: Image numbers of the epoch, on the CPU.
+            bounds: Batches, as ranges of positions in ``order``.
+            augment: Augmentation to apply, or None.
+            draws: Its random numbers, one row an image (by image number, not by position).
+        """
+
+
+@dataclass(frozen=True, eq=False)
+class TensorSplit(Split):
+    """A split that fits in memory, resident on its device."""
+
+    images: Tensor
+    """uint8 (N, C, H, W)."""
+    labels: Tensor
+    """int64 (N,), on the same device."""
+    pixels: Pixels
+
+    def __post_init__(self) -> None:
+        if len(self.images) != len(self.labels):
+            raise ValueError(
+                "images and labels must have the same length, "
+                f"got {len(self.images)} and {len(self.labels)}"
+            )
+
+    def tensors(self) -> Batch:
+        """The whole split as (images, labels), converted; for sets small enough for one batch."""
+        return self.pixels(self.images), self.labels
+
+    def take(self, index: Tensor) -> Self:
+        """The split made of the images numbered ``index``."""
+        index = index.to(self.labels.device)
+        return replace(
+            self,
+            images=self.images.index_select(0, index),
+            labels=self.labels.index_select(0, index),
+        )
+
+    def stream(
+        self, order: Tensor, bounds: Bounds, augment: Augmentation | None, draws: Tensor | None
+    ) -> Iterator[Batch]:
+        """See :meth:`Split.stream`."""
+        if augment is not None and not isinstance(augment, PadCropFlip):
+            raise TypeError(
+                f"a set in memory takes augment=PadCropFlip(...) or None, got {augment}"
+            )
+        device = self.labels.device
+        order = order.to(device)
+        if draws is not None:
+            draws = draws.to(device)
+        for first, last in bounds:
+            index = order[first:last]
+            # index_select copies whole images; images[index] takes a slower, general path.
+            raw = self.images.index_select(0, index)
+            if augment is not None and draws is not None:
+                raw = augment(raw, draws.index_select(0, index))
+            yield self.pixels(raw), self.labels.index_select(0, index)
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """A named set, split, with what a model and a report need to know about it."""
+
+    name: str
+    train: Split
+    test: Split
+    validation: Split | None
+    """Images held out of the training set, so that nobody tunes on the test set."""
+    classes: tuple[str, ...]
+    shape: tuple[int, int, int]
+    """(channels, height, width) of one image."""
+    mean: tuple[float, ...]
+    """Per-channel mean of the published training set, in [0, 1]."""
+    std: tuple[float, ...]
+    normalized: bool
+    """Whether batches are (value - mean) / std rather than in [0, 1]."""
+    augmentation: Augmentation | None
+    """The standard augmentation, to pass to :func:`batches`; None where there is none."""
+    source: str
+    """Where the bytes came from, to print beside a figure."""
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes the labels count."""
+        return len(self.classes)

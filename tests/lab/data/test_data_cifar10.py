@@ -1,0 +1,307 @@
+import gzip
+import hashlib
+import io
+import os
+import pickle
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from data_files import CIFAR_CLASSES, binary_batch, png, tiny_cifar, tiny_tree, write_tar
+from PIL import Image
+
+from dessilbi.lab.data import DataError, PadCropFlip, batches, cifar10, image_tree, load_dataset
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*cannot be compared with published ones")
+
+
+def python_batch(pixels, labels):
+    # Protocol 4 is the newest that names the same constructors as the published Python 2 files.
+    return pickle.dumps({"data": pixels, "labels": labels.tolist()}, protocol=4)
+
+
+def assert_holds(data, sets):
+    pixels = np.concatenate([sets[name][0] for name in list(sets)[:5]])
+    labels = np.concatenate([sets[name][1] for name in list(sets)[:5]])
+    np.testing.assert_array_equal(data.train.images.numpy(), pixels.reshape(-1, 3, 32, 32))
+    assert data.train.labels.tolist() == labels.tolist()
+    np.testing.assert_array_equal(
+        data.test.images.numpy(), sets["test_batch"][0].reshape(-1, 3, 32, 32)
+    )
+    assert data.test.labels.tolist() == sets["test_batch"][1].tolist()
+
+
+def write_files(folder: Path, files: dict[str, bytes]) -> None:
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+
+
+@pytest.fixture
+def sets():
+    return tiny_cifar()
+
+
+@pytest.fixture
+def binary_files(sets):
+    return {f"cifar-10-batches-bin/{name}.bin": binary_batch(*sets[name]) for name in sets}
+
+
+@pytest.fixture
+def python_files(sets, monkeypatch):
+    """Tiny python batches, published as far as the table of checksums is concerned."""
+    files = {name: python_batch(*sets[name]) for name in sets}
+    for name, content in files.items():
+        monkeypatch.setitem(cifar10.PYTHON_MD5, name, hashlib.md5(content).hexdigest())
+    return {f"cifar-10-batches-py/{name}": content for name, content in files.items()}
+
+
+@pytest.mark.parametrize("place", [".", "cifar10"])
+def test_binary_and_python_batches(tmp_path, sets, binary_files, python_files, place):
+    for files in (binary_files, python_files):
+        folder = tmp_path / f"{len(files)}-{next(iter(files)).split('/')[0]}"
+        write_files(folder / place, files)
+        assert_holds(load_dataset("cifar10", data_dir=folder), sets)
+        # and when the folder of the batches itself is named
+        assert_holds(
+            load_dataset("cifar10", data_dir=(folder / place / next(iter(files))).parent), sets
+        )
+
+
+def test_archives_are_read_in_place_and_kept(
+    tmp_path, sets, binary_files, python_files, monkeypatch
+):
+    for name, files in (("binary", binary_files), ("python", python_files)):
+        folder = tmp_path / name
+        folder.mkdir()
+        write_tar(folder / f"cifar-10-{name}.tar.gz", files)
+        assert_holds(load_dataset("cifar10", data_dir=folder), sets)
+        assert [path.name for path in folder.iterdir()] == [f"cifar-10-{name}.tar.gz"]
+    assert len(list((tmp_path / "cache" / "decoded").iterdir())) == 2
+    monkeypatch.setattr(cifar10, "members", None)  # the second time, the archive is not opened
+    assert_holds(load_dataset("cifar10", data_dir=tmp_path / "binary"), sets)
+
+
+def test_colour_is_normalised_and_augmented_by_default(tmp_path, sets, binary_files):
+    write_files(tmp_path, binary_files)
+    data = load_dataset("cifar10", data_dir=tmp_path, dtype=torch.float64)
+    x, _ = next(batches(data.test, 4, seed=0, epoch=0, shuffle=False))
+    pixels = sets["test_batch"][0].reshape(-1, 3, 32, 32) / 255
+    mean, std = (np.array(v).reshape(3, 1, 1) for v in (data.mean, data.std))
+    np.testing.assert_allclose(x.numpy(), (pixels - mean) / std, atol=1e-12)
+    assert data.augmentation == PadCropFlip(pad=4)
+    assert data.classes == CIFAR_CLASSES
+
+
+def test_a_pickle_with_another_checksum_is_never_opened(tmp_path, python_files, monkeypatch):
+    class Bomb:
+        def __reduce__(self):
+            return (os.mkdir, (str(tmp_path / "exploded"),))
+
+    bomb = pickle.dumps({"data": Bomb(), "labels": []})
+    write_files(tmp_path, python_files | {"cifar-10-batches-py/data_batch_3": bomb})
+    with pytest.raises(DataError, match=r"data_batch_3: its MD5 is .*was not opened.*--download"):
+        load_dataset("cifar10", data_dir=tmp_path)
+    # Even past the checksum, a pickle may build arrays only.
+    monkeypatch.setitem(cifar10.PYTHON_MD5, "data_batch_3", hashlib.md5(bomb).hexdigest())
+    with pytest.raises(DataError, match=r"asks for (posix|nt)\.mkdir"):
+        load_dataset("cifar10", data_dir=tmp_path)
+    assert not (tmp_path / "exploded").exists()
+
+
+def test_python_2_pickles_of_the_published_kind_open(sets, monkeypatch):
+    """As Python 2 wrote them: protocol 2, byte strings as text, numpy's old module names."""
+    pixels, labels = sets["test_batch"]
+    raw = pixels.tobytes()
+    state = b"(K\x01K\x04M\x00\x0c\x86cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R"
+    state += b"(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89"
+    state += b"T" + len(raw).to_bytes(4, "little") + raw + b"tb"
+    array = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R" + state
+    names = b"](" + b"".join(b"K" + bytes([label]) for label in labels) + b"e"
+    content = b"\x80\x02}(U\x04data" + array + b"U\x06labels" + names + b"u."
+    monkeypatch.setitem(cifar10.PYTHON_MD5, "test_batch", hashlib.md5(content).hexdigest())
+    images, found = cifar10._parse_python("test_batch", content, Path("folder"))
+    np.testing.assert_array_equal(images, pixels)
+    assert found.tolist() == labels.tolist()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda b: b[:-1], "12,291 bytes, no whole number of 3,073-byte records"),
+        (lambda b: b"", "0 bytes"),
+        (lambda b: b"\x0a" + b[1:], "to 10, must be in 0..9"),
+        (None, "has no data_batch_2.bin"),
+    ],
+)
+def test_damaged_batches_are_named(tmp_path, binary_files, change, message):
+    name = "cifar-10-batches-bin/data_batch_2.bin"
+    if change is None:
+        del binary_files[name]
+    else:
+        binary_files[name] = change(binary_files[name])
+    write_files(tmp_path, binary_files)
+    with pytest.raises(DataError, match=message) as caught:
+        load_dataset("cifar10", data_dir=tmp_path)
+    assert "data_batch_2" in str(caught.value)
+    assert "--download" in str(caught.value)
+
+
+def test_missing_names_places_and_forms(tmp_path):
+    with pytest.raises(DataError) as caught:
+        load_dataset("cifar10", data_dir=tmp_path / "typo")
+    message = str(caught.value)
+    for part in ("typo/cifar10", "cache/data", "cifar-10-binary.tar.gz", "--download (170 MB)"):
+        assert part in message
+
+
+def test_a_truncated_or_oversized_archive(tmp_path, binary_files, monkeypatch):
+    path = tmp_path / "cifar-10-binary.tar.gz"
+    write_tar(path, binary_files)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match=r"cifar-10-binary.tar.gz: the archive cannot be read"):
+        load_dataset("cifar10", data_dir=tmp_path)
+    path.write_bytes(whole[:-8] + bytes([whole[-8] ^ 1]) + whole[-7:])  # one bit of gzip's checksum
+    with pytest.raises(DataError, match=r"the archive cannot be read to its end .CRC check failed"):
+        load_dataset("cifar10", data_dir=tmp_path)
+    path.write_bytes(whole)
+    monkeypatch.setattr(cifar10, "_LARGEST_BATCH", 100)
+    with pytest.raises(DataError, match=r"12,292 bytes, limit 100"):
+        load_dataset("cifar10", data_dir=tmp_path)
+    assert not list((tmp_path / "cache").rglob("*"))
+
+
+# --- image trees -------------------------------------------------------------------------------
+
+
+def assert_holds_tree(data, tree):
+    for split, name in ((data.train, "train"), (data.test, "test")):
+        paths = sorted(path for path in tree if path.startswith(name))
+        expected = np.stack([tree[path][1] for path in paths]).transpose(0, 3, 1, 2)
+        np.testing.assert_array_equal(split.images.numpy(), expected)
+        assert split.labels.tolist() == [CIFAR_CLASSES.index(p.split("/")[1]) for p in paths]
+
+
+@pytest.fixture
+def tree():
+    return tiny_tree()
+
+
+def files_of(tree):
+    return {path: content for path, (content, _) in tree.items()}
+
+
+def test_an_image_tree_is_decoded_once(tmp_path, tree, monkeypatch):
+    write_files(tmp_path / "data", files_of(tree))
+    data = load_dataset("cifar10", data_dir=tmp_path / "data")
+    assert_holds_tree(data, tree)
+    assert "JPEG is lossy" in data.source
+    with monkeypatch.context() as patched:
+        patched.setattr(image_tree, "decode", None)
+        again = load_dataset("cifar10", data_dir=tmp_path / "data")
+    assert_holds_tree(again, tree)
+    assert again.source == data.source
+    changed = np.zeros((32, 32, 3), np.uint8)
+    tree["train/cat/0001.png"] = (png(changed), changed)
+    write_files(tmp_path / "data", files_of(tree))
+    assert_holds_tree(load_dataset("cifar10", data_dir=tmp_path / "data"), tree)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: content[:-100],
+        lambda content: content[:-7] + bytes([content[-7] ^ 1]) + content[-6:],
+        lambda content: b"",
+        lambda content: b"not safetensors at all",
+    ],
+)
+def test_a_damaged_cache_is_made_again(tmp_path, tree, damage):
+    write_files(tmp_path / "data", files_of(tree))
+    load_dataset("cifar10", data_dir=tmp_path / "data")
+    (kept,) = (tmp_path / "cache" / "decoded").iterdir()
+    good = kept.read_bytes()
+    kept.write_bytes(damage(good))
+    assert_holds_tree(load_dataset("cifar10", data_dir=tmp_path / "data"), tree)
+    assert kept.read_bytes() == good
+    assert list(kept.parent.iterdir()) == [kept]
+
+
+def test_a_cache_that_cannot_be_written_costs_a_warning(tmp_path, tree, monkeypatch):
+    write_files(tmp_path / "data", files_of(tree))
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("DESSILBI_CACHE", str(tmp_path / "file"))
+    with pytest.warns(UserWarning, match="decoded again next time. Set DESSILBI_CACHE"):
+        data = load_dataset("cifar10", data_dir=tmp_path / "data")
+    assert_holds_tree(data, tree)
+
+
+def test_the_archive_of_a_tree_is_order_free_and_safe(tmp_path, tree):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    shuffled = dict(
+        sorted(files_of(tree).items(), key=lambda item: hashlib.md5(item[0].encode()).digest())
+    )
+    path = folder / "cifar10-jpeg.tar.gz"
+    with tarfile.open(path, "w:gz") as tar:
+        for name, content in {"../../evil.txt": b"x", "README": b"x", **shuffled}.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+        link = tarfile.TarInfo("train/cat/link.png")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        tar.addfile(link)
+    assert_holds_tree(load_dataset("cifar10", data_dir=folder), tree)
+    assert list(folder.iterdir()) == [path]
+    assert not list(tmp_path.rglob("evil.txt"))
+
+
+def test_jpeg_and_grey_images_become_rgb(tmp_path, tree):
+    files = files_of(tree)
+    grey = Image.new("L", (32, 32), 200)
+    stream = io.BytesIO()
+    grey.save(stream, "JPEG", quality=95)
+    files["train/airplane/0000a.JPG"] = stream.getvalue()
+    write_files(tmp_path, files)
+    image = load_dataset("cifar10", data_dir=tmp_path).train.images[1]
+    assert image.shape == (3, 32, 32)
+    assert (image.int() - 200).abs().max() <= 2
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "message"),
+    [
+        ("train/cat/0000.png", b"no image", r"train/cat/0000.png: it cannot be decoded"),
+        ("train/cat/0000.png", png(np.zeros((32, 32, 3), np.uint8))[:60], "cannot be decoded"),
+        ("test/dog/0001.png", png(np.zeros((8, 9, 3), np.uint8)), r"\(9, 8\) pixels, must be \(32"),
+        ("train/unicorn/1.png", png(np.zeros((32, 32, 3), np.uint8)), "'unicorn' .* none of the"),
+    ],
+)
+def test_bad_images_are_named(tmp_path, tree, path, content, message):
+    write_files(tmp_path, files_of(tree) | {path: content})
+    with pytest.raises(DataError, match=message):
+        load_dataset("cifar10", data_dir=tmp_path)
+
+
+def test_a_class_without_images_is_named(tmp_path, tree):
+    files = {k: v for k, v in files_of(tree).items() if not k.startswith("test/ship")}
+    write_files(tmp_path, files)
+    with pytest.raises(DataError, match=r"test/ has no images of ship"):
+        load_dataset("cifar10", data_dir=tmp_path)
+
+
+def test_a_truncated_tree_archive(tmp_path, tree):
+    path = tmp_path / "cifar10-jpeg.tar.gz"
+    write_tar(path, files_of(tree))
+    path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes())[:5000]))
+    with pytest.raises(DataError, match=r"cifar10-jpeg.tar.gz: the archive cannot be read"):
+        load_dataset("cifar10", data_dir=tmp_path)
+
+
+def test_a_set_of_another_size_warns(tmp_path, tree):
+    write_files(tmp_path, files_of(tree))
+    with pytest.warns(UserWarning, match=r"20 images in a split; the published set has 50,000"):
+        load_dataset("cifar10", data_dir=tmp_path)

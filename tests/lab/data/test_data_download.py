@@ -1,0 +1,172 @@
+import functools
+import hashlib
+import http.server
+import io
+import socket
+import sys
+import threading
+
+import numpy as np
+import pytest
+from data_files import IDX_STEMS, binary_batch, tiny_cifar, write_tar, write_tiny_mnist
+
+from dessilbi.lab.data import DataError, download, load_dataset
+from dessilbi.lab.data.download import Progress, Remote
+
+pytest.importorskip("pooch")
+pytestmark = pytest.mark.filterwarnings("ignore:.*cannot be compared with published ones")
+
+
+class Handler(http.server.SimpleHTTPRequestHandler):
+    """Serves a folder; counts requests; ``cut`` ends a reply before its promised length."""
+
+    requests: list[str] = []  # noqa: RUF012 - replaced for each server
+    cut = ""
+
+    def do_GET(self):
+        self.requests.append(self.path)
+        if self.cut and self.cut in self.path:
+            self.send_response(200)
+            self.send_header("Content-Length", "100000")
+            self.end_headers()
+            self.wfile.write(b"half")
+            return
+        super().do_GET()
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def mirror(tmp_path, monkeypatch):
+    """A local mirror of tiny sets, with a table of checksums that fits them."""
+    root = tmp_path / "mirror"
+    write_tiny_mnist(root / "mnist", compress=True)
+    (root / "cifar10").mkdir()
+    write_tar(
+        root / "cifar10" / "cifar-10-binary.tar.gz",
+        {f"cifar-10-batches-bin/{k}.bin": binary_batch(*v) for k, v in tiny_cifar().items()},
+    )
+    for name, files in (
+        ("mnist", [f"{stem}.gz" for stem in IDX_STEMS]),
+        ("cifar10", ["cifar-10-binary.tar.gz"]),
+    ):
+        contents = [(root / name / file).read_bytes() for file in files]
+        table = tuple(
+            Remote(file, hashlib.md5(content).hexdigest(), len(content))
+            for file, content in zip(files, contents, strict=True)
+        )
+        monkeypatch.setitem(download.REMOTES, name, table)
+    handler = type("Mirror", (Handler,), {"requests": []})
+    server = http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), functools.partial(handler, directory=root)
+    )
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    monkeypatch.setenv("DESSILBI_MIRROR", f"http://127.0.0.1:{server.server_port}/")
+    handler.root = root
+    yield handler
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_mnist_is_fetched_once_into_the_named_folder(tmp_path, mirror, capsys):
+    data = load_dataset("mnist", data_dir=tmp_path / "data", download=True)
+    folder = tmp_path / "data" / "mnist"
+    assert sorted(path.name for path in folder.iterdir()) == sorted(f"{s}.gz" for s in IDX_STEMS)
+    assert (len(data.train), len(data.test)) == (30, 10)
+    assert mirror.requests == [f"/mnist/{stem}.gz" for stem in IDX_STEMS]
+    assert "train-images-idx3-ubyte.gz  100 %" in capsys.readouterr().err
+    load_dataset("mnist", data_dir=tmp_path / "data", download=True)
+    load_dataset("mnist", data_dir=tmp_path / "data")
+    assert len(mirror.requests) == 4
+
+
+def test_without_a_folder_it_goes_to_the_environments_or_the_cache(tmp_path, mirror, monkeypatch):
+    assert load_dataset("mnist", download=True).source == str(tmp_path / "cache/data/mnist")
+    monkeypatch.setenv("DESSILBI_CACHE", str(tmp_path / "other"))
+    monkeypatch.setenv("DESSILBI_DATA", str(tmp_path / "env"))
+    assert load_dataset("mnist", download=True).source == str(tmp_path / "env" / "mnist")
+
+
+def test_an_interrupted_download_continues_with_what_is_missing(tmp_path, mirror):
+    load_dataset("mnist", data_dir=tmp_path, download=True)
+    (tmp_path / "mnist" / "t10k-labels-idx1-ubyte.gz").unlink()
+    mirror.requests.clear()
+    load_dataset("mnist", data_dir=tmp_path, download=True)
+    assert mirror.requests == ["/mnist/t10k-labels-idx1-ubyte.gz"]
+
+
+def test_cifar10_arrives_as_an_archive_and_is_read_in_place(tmp_path, mirror):
+    data = load_dataset("cifar10", data_dir=tmp_path / "data", download=True)
+    np.testing.assert_array_equal(
+        data.test.images.numpy(), tiny_cifar()["test_batch"][0].reshape(-1, 3, 32, 32)
+    )
+    assert data.source == str(tmp_path / "data" / "cifar10" / "cifar-10-binary.tar.gz")
+
+
+def assert_fails_cleanly(folder, match):
+    with pytest.raises(DataError, match=match) as caught:
+        load_dataset("mnist", data_dir=folder, download=True)
+    message = str(caught.value)
+    assert "http://127.0.0.1:" in message
+    assert "train-images-idx3-ubyte.gz" in message
+    assert "DESSILBI_MIRROR" in message
+    assert [path for path in folder.rglob("*") if path.is_file()] == []
+
+
+def test_a_wrong_checksum(tmp_path, mirror):
+    (mirror.root / "mnist" / "train-images-idx3-ubyte.gz").write_bytes(b"something else")
+    assert_fails_cleanly(tmp_path / "data", "hash")
+
+
+def test_a_file_that_is_not_there(tmp_path, mirror):
+    (mirror.root / "mnist" / "train-images-idx3-ubyte.gz").unlink()
+    assert_fails_cleanly(tmp_path / "data", "404")
+
+
+def test_a_reply_that_ends_early(tmp_path, mirror):
+    mirror.cut = "train-images"
+    assert_fails_cleanly(tmp_path / "data", "could not be fetched")
+
+
+def test_a_refused_connection(tmp_path, monkeypatch):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    monkeypatch.setenv("DESSILBI_MIRROR", f"http://127.0.0.1:{port}")
+    assert_fails_cleanly(tmp_path / "data", "refused")
+
+
+def test_a_folder_that_cannot_be_made(tmp_path, mirror):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(DataError, match="could not be fetched to"):
+        load_dataset("mnist", data_dir=tmp_path / "file" / "data", download=True)
+
+
+def test_the_table_has_the_files_that_the_readers_look_for():
+    assert [r.file for r in download.REMOTES["fashion-mnist"]] == [f"{s}.gz" for s in IDX_STEMS]
+    assert download.megabytes("cifar10") == "170 MB"
+    assert {len(r.md5) for table in download.REMOTES.values() for r in table} == {32}
+
+
+def test_progress_redraws_on_a_terminal_and_is_one_line_elsewhere(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    for stream, expected in (
+        (Terminal(), "\rf   50 %  1.0 MB\rf  100 %  2.0 MB\n"),
+        (io.StringIO(), "f  100 %  2.0 MB\n"),
+    ):
+        monkeypatch.setattr("sys.stderr", stream)
+        with Progress("f", 2_000_000) as progress:
+            progress.update(1_000_000)
+            progress.update(500)  # too little to see: no new line
+            progress.update(999_500)
+        assert stream.getvalue() == expected
+    monkeypatch.setattr("sys.stderr", io.StringIO())
+    with Progress("f", 2_000_000):
+        pass
+    assert sys.stderr.getvalue() == ""

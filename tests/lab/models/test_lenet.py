@@ -1,0 +1,57 @@
+import pytest
+import torch
+
+from dessilbi.lab.models import ModelError, make_model
+from dessilbi.lab.models.lenet import lenet_5, lenet_300_100
+
+
+def weight_counts(model: torch.nn.Module) -> dict[str, int]:
+    return {name: p.numel() for name, p in model.named_parameters() if p.ndim > 1}
+
+
+def test_lenet_300_100_has_the_layers_of_the_papers_table():
+    # Table "sparsity for every layer of Lenet-3": 235200, 30000, 1000.
+    model = lenet_300_100(num_classes=10, in_channels=1, input_size=28)
+    assert weight_counts(model) == {"fc1.weight": 235200, "fc2.weight": 30000, "fc3.weight": 1000}
+    assert sum(p.numel() for p in model.parameters()) == 266_610
+
+
+def test_lenet_3_is_another_name_for_lenet_300_100():
+    models = [
+        make_model(name, num_classes=10, in_channels=1, input_size=28)
+        for name in ("lenet-3", "lenet-300-100")
+    ]
+    assert weight_counts(models[0]) == weight_counts(models[1])
+
+
+def test_lenet_5_names_its_third_convolution_as_the_paper_does():
+    model = lenet_5(num_classes=10, in_channels=1, input_size=28)
+    assert weight_counts(model) == {
+        "conv.c1.weight": 150,
+        "conv.c3.weight": 2400,
+        "conv.c5.weight": 48000,
+        "fc.f6.weight": 10080,
+        "fc.f7.weight": 840,
+    }
+    assert sum(p.numel() for p in model.parameters()) == 61_706
+
+
+@pytest.mark.parametrize("input_size", [28, 31, 32, 33, 48])
+def test_lenet_5_reads_other_sizes(input_size):
+    model = lenet_5(num_classes=7, in_channels=3, input_size=input_size)
+    assert model(torch.rand(2, 3, input_size, input_size)).shape == (2, 7)
+
+
+def test_lenet_5_on_32_pixels_is_the_original_without_padding():
+    small = lenet_5(num_classes=10, in_channels=1, input_size=28)
+    original = lenet_5(num_classes=10, in_channels=1, input_size=32)
+    assert weight_counts(small) == weight_counts(original)
+    original.load_state_dict(small.state_dict())
+    images = torch.rand(3, 1, 28, 28)
+    padded = torch.nn.functional.pad(images, (2, 2, 2, 2))
+    torch.testing.assert_close(small(images), original(padded))
+
+
+def test_lenet_5_names_its_smallest_image():
+    with pytest.raises(ModelError, match="lenet-5 needs input_size >= 28, got 27"):
+        lenet_5(num_classes=10, in_channels=1, input_size=27)

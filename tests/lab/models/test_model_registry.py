@@ -1,0 +1,75 @@
+import pytest
+import torch
+
+from dessilbi.lab.models import MODELS, ModelError, make_model
+
+LIGHT = [name for name in MODELS if name not in {"resnet-110", "resnet-50"}]
+TASK = {"num_classes": 6, "in_channels": 2, "input_size": 32}
+
+
+def test_the_registry_holds_every_net_of_the_paper():
+    resnets = {f"resnet-{depth}" for depth in (20, 32, 44, 50, 56, 110)}
+    others = {"lenet-5", "lenet-300-100", "lenet-3", "conv-2", "conv-4", "vgg-16", "digits-net"}
+    assert set(MODELS) == resnets | others
+
+
+@pytest.mark.parametrize("name", LIGHT)
+def test_float64_forward_and_a_gradient_for_every_parameter(name):
+    torch.manual_seed(0)
+    model = make_model(name, **TASK, dtype=torch.float64)
+    # Eval mode: before a BatchNorm over one pixel, training mode makes some gradients vanish.
+    out = model.eval()(torch.rand(2, 2, 32, 32, dtype=torch.float64))
+    assert out.shape == (2, 6)
+    assert out.dtype == torch.float64
+    out.square().sum().backward()
+    for parameter_name, parameter in model.named_parameters():
+        assert parameter.grad is not None, parameter_name
+        assert torch.isfinite(parameter.grad).all(), parameter_name
+        assert torch.count_nonzero(parameter.grad) > 0, parameter_name
+
+
+def test_training_mode_runs_forward_and_backward():
+    model = make_model("resnet-20", **TASK)
+    model(torch.rand(4, 2, 32, 32)).sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_one_seed_gives_the_same_net_in_both_precisions():
+    weights = []
+    for dtype in (torch.float32, torch.float64):
+        torch.manual_seed(0)
+        weights.append(make_model("digits-net", **TASK, dtype=dtype).conv2.weight)
+    assert torch.equal(weights[0].double(), weights[1])
+
+
+def test_he_is_the_initialisation_of_named_nets():
+    nets = []
+    for init in ({}, {"init": "he"}, {"init": "default"}):
+        torch.manual_seed(0)
+        nets.append(make_model("digits-net", **TASK, **init).fc.weight)
+    assert torch.equal(nets[0], nets[1])
+    assert not torch.equal(nets[0], nets[2])
+
+
+@pytest.mark.parametrize(("wrong", "right"), [("resnet56", "resnet-56"), ("LeNet5", "lenet-5")])
+def test_unknown_name_suggests_the_nearest_and_lists_all(wrong, right):
+    with pytest.raises(ModelError, match=f"'{wrong}'; did you mean '{right}'") as caught:
+        make_model(wrong, **TASK)
+    assert all(name in str(caught.value) for name in MODELS)
+
+
+def test_unknown_name_without_a_near_one_names_the_import_path():
+    with pytest.raises(ModelError, match=r"'qqq'\. Known: .*with a colon") as caught:
+        make_model("qqq", **TASK)
+    assert "did you mean" not in str(caught.value)
+
+
+@pytest.mark.parametrize("argument", ["num_classes", "in_channels", "input_size"])
+def test_the_task_must_be_positive(argument):
+    with pytest.raises(ModelError, match=f"{argument} must be >= 1, got 0"):
+        make_model("lenet-5", **{**TASK, argument: 0})
+
+
+def test_an_unknown_scheme_is_refused():
+    with pytest.raises(ModelError, match="init must be one of"):
+        make_model("digits-net", **TASK, init="")

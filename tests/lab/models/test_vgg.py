@@ -1,0 +1,46 @@
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+from dessilbi.lab.models import ModelError
+from dessilbi.lab.models.vgg import vgg_16
+
+
+@pytest.fixture(scope="module")
+def model():
+    return vgg_16(num_classes=10, in_channels=3, input_size=32)
+
+
+def test_thirteen_convolutions_without_bias_and_one_linear_layer(model):
+    convolutions = [m for m in model.modules() if isinstance(m, nn.Conv2d)]
+    widths = [m.out_channels for m in convolutions]
+    assert widths == [64] * 2 + [128] * 2 + [256] * 3 + [512] * 6
+    assert all(m.bias is None and m.kernel_size == (3, 3) for m in convolutions)
+    linear = [m for m in model.modules() if isinstance(m, nn.Linear)]
+    assert [(m.in_features, m.out_features) for m in linear] == [(512, 10)]
+
+
+def test_parameter_count(model):
+    # 14_710_464 in convolutions, 2 * 4224 in BatchNorm, 5130 in the classifier: "14.7 M".
+    assert sum(p.numel() for p in model.parameters()) == 14_724_042
+
+
+def test_every_convolution_is_followed_by_its_batchnorm(model):
+    layers = list(model.features)
+    for layer, following in itertools.pairwise(layers):
+        if isinstance(layer, nn.Conv2d):
+            assert isinstance(following, nn.BatchNorm2d)
+            assert following.num_features == layer.out_channels
+
+
+@pytest.mark.parametrize("input_size", [32, 40, 64])
+def test_the_classifier_fits_every_size(model, input_size):
+    with torch.no_grad():
+        assert model.eval()(torch.rand(1, 3, input_size, input_size)).shape == (1, 10)
+
+
+def test_too_small_an_image_is_refused_with_the_smallest_allowed():
+    with pytest.raises(ModelError, match="vgg-16 needs input_size >= 32, got 28"):
+        vgg_16(num_classes=10, in_channels=1, input_size=28)
