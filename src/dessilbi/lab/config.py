@@ -1,0 +1,166 @@
+"""What a training run is: frozen dataclasses, to JSON and back, with a hash for a name.
+
+A configuration holds everything that decides the numbers of a run and nothing else: where the data
+lies, the device or how progress is shown are given beside it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_STRICT: dict[str, Any] = {"extra": "forbid"}  # unknown keys are refused
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be run as it is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Which images."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
+
+    name: str = "digits"
+    """digits, mnist, fashion-mnist, cifar10 or imagenet."""
+    validation: int = 0
+    """Training images held out; the run is then judged on them, not on the test set."""
+    normalize: bool | None = None
+    """Subtract the mean and divide by the deviation; by default for colour images only."""
+    augment: bool = True
+    """Pad, crop and flip, for the sets where that is usual (cifar10, imagenet)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Which network."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
+
+    name: str = "digits-net"
+    """A name (lenet-5, vgg-16, ...) or an import path (torchvision.models:resnet18)."""
+    init: Literal["he", "he-fan-in", "default"] | None = None
+    """Initial weights; by default He for named networks, and as it comes for an import path."""
+
+
+OptimizerName = Literal["dessilbi", "sgd", "adam", "amsgrad", "adagrad", "radam", "adabound"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """Which optimizer, and its numbers; those that an optimizer does not know must stay unset."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
+
+    name: OptimizerName = "dessilbi"
+    lr: float = 0.1
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    l1: float = 0.0
+    """Weight of an l1 penalty on the loss (sgd only)."""
+    kappa: float = 1.0
+    nu: float = 100.0
+    lambd: float = 1.0
+    penalty: Literal["auto", "lasso"] = "auto"
+    """auto: filters by group, linear weights by element; lasso: everything by element."""
+    coupling: Literal["direct", "momentum"] = "direct"
+    decoupled_weight_decay: bool = False
+    exclude: tuple[str, ...] = ()
+    """Patterns of parameters without a twin, the classifier for example."""
+    size_scaled: bool = False
+    init_scaled: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleConfig:
+    """How the learning rate changes."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
+
+    kind: Literal["constant", "step", "multistep", "cosine"] = "constant"
+    step_size: int = 30
+    """Epochs between drops (step)."""
+    milestones: tuple[int, ...] = ()
+    """Epochs of the drops (multistep)."""
+    gamma: float = 0.1
+    """Factor of a drop."""
+    warmup: float = 0.0
+    """Epochs over which the rate climbs linearly to its value, a little each step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """A training run."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
+
+    name: str = "run"
+    """The first half of the run directory's name."""
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    epochs: int = 10
+    batch_size: int = 128
+    """Images in a batch, all processes together."""
+    seed: int = 0
+    dtype: Literal["float32", "float64"] = "float32"
+    keep: tuple[int, ...] = ()
+    """Epochs whose checkpoints are kept, to rewind to; 0 is the initialisation."""
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[A-Za-z0-9][\w.+-]*", self.name):
+            raise ConfigError(
+                f"name must be letters, digits and .+-_ (it names a directory), got {self.name!r}"
+            )
+        for rule, holds in {
+            f"epochs must be >= 0, got {self.epochs}": self.epochs >= 0,
+            f"batch_size must be >= 1, got {self.batch_size}": self.batch_size >= 1,
+            f"keep must lie in [0, {self.epochs}], got {self.keep}": all(
+                0 <= epoch <= self.epochs for epoch in self.keep
+            ),
+            f"schedule.warmup must be >= 0, got {self.schedule.warmup}": self.schedule.warmup >= 0,
+            f"schedule.step_size must be >= 1, got {self.schedule.step_size}": (
+                self.schedule.step_size >= 1
+            ),
+        }.items():
+            if not holds:
+                raise ConfigError(rule)
+
+    @property
+    def hash(self) -> str:
+        """Eight hexadecimal digits that change with any number of the configuration."""
+        canonical = json.dumps(dataclasses.asdict(self), sort_keys=True)
+        return hashlib.sha256(canonical.encode()).hexdigest()[:8]
+
+    @property
+    def run_name(self) -> str:
+        """Name of the run directory: the same configuration finds its run again."""
+        return f"{self.name}-{self.hash}"
+
+
+def to_json(config: Config) -> str:
+    """The configuration as readable JSON."""
+    return json.dumps(dataclasses.asdict(config), indent=2) + "\n"
+
+
+def from_json(text: str, source: str | Path = "the configuration") -> Config:
+    """Read what :func:`to_json` wrote; unknown keys and wrong types are refused by name."""
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        return TypeAdapter(Config).validate_json(text)
+    except ValidationError as error:
+        faults = "; ".join(
+            f"{'.'.join(map(str, e['loc'])) or 'file'}: {e['msg']}" for e in error.errors()
+        )
+        raise ConfigError(f"{source} is not a valid configuration: {faults}") from error
