@@ -7,6 +7,7 @@ import pytest
 import torch
 from data_files import IDX_STEMS, idx_bytes, write_tiny_mnist
 
+from dessilbi._cache import cache_dir
 from dessilbi.lab.data import DataError, load_dataset, mnist, places
 from dessilbi.lab.data.idx import read_idx
 
@@ -59,13 +60,13 @@ def test_places_come_in_order(tmp_path, monkeypatch):
 
 
 def test_the_cache_folder_follows_the_environment(tmp_path, monkeypatch):
-    assert places.cache_dir() == tmp_path / "cache"
+    assert cache_dir() == tmp_path / "cache"
     monkeypatch.delenv("DESSILBI_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert places.cache_dir() == tmp_path / "xdg" / "dessilbi"
+    assert cache_dir() == tmp_path / "xdg" / "dessilbi"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert places.cache_dir() == tmp_path / "home" / ".cache" / "dessilbi"
+    assert cache_dir() == tmp_path / "home" / ".cache" / "dessilbi"
 
 
 def test_missing_names_every_place_and_the_way_out(tmp_path, monkeypatch):

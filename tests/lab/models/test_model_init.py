@@ -15,7 +15,8 @@ def weighted_layers(model):
 
 
 def fan(weight: torch.Tensor, scheme: str) -> int:
-    return (weight.shape[0] if scheme == "he" else weight.shape[1]) * weight[0, 0].numel()
+    fan_out = scheme == "he" and weight.ndim == 4
+    return (weight.shape[0] if fan_out else weight.shape[1]) * weight[0, 0].numel()
 
 
 @pytest.mark.parametrize("scheme", ["he", "he-fan-in"])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from dessilbi.lab.data.places import cache_dir
+from dessilbi._cache import cache_dir
 from dessilbi.lab.data.splits import RawSet
 
 _TENSORS = RawSet._fields[:-1]
@@ -25,7 +25,7 @@ def cached(name: str, fingerprint: str, source: str, build: Callable[[], RawSet]
         source: Where those files are.
         build: Makes the set from them.
     """
-    path = cache_dir() / "decoded" / f"{name}-{fingerprint[:32]}.safetensors"
+    path = cache_dir("decoded") / f"{name}-{fingerprint[:32]}.safetensors"
     if (kept := _load(path, source)) is not None:
         return kept
     fresh = build()._replace(source=source)

@@ -4,25 +4,18 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from dessilbi._cache import cache_dir
 from dessilbi.lab.data.errors import DataError
 
 SYSTEM_DATASETS = Path("/usr/share/datasets")
 """Debian's folder for packaged sets, e.g. ``dataset-fashion-mnist``."""
 
 
-def cache_dir() -> Path:
-    """``$DESSILBI_CACHE``, else ``$XDG_CACHE_HOME/dessilbi``, else ``~/.cache/dessilbi``."""
-    if chosen := os.environ.get("DESSILBI_CACHE"):
-        return Path(chosen).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "dessilbi"
-
-
 def search_roots(data_dir: str | Path | None) -> list[Path]:
     """Folders to look in, in order: the argument, ``$DESSILBI_DATA``, the user cache, Debian's."""
     named = [data_dir, os.environ.get("DESSILBI_DATA")]
     roots = [Path(place).expanduser() for place in named if place]
-    return [*roots, cache_dir() / "data", SYSTEM_DATASETS]
+    return [*roots, cache_dir("data"), SYSTEM_DATASETS]
 
 
 def download_root(data_dir: str | Path | None) -> Path:

@@ -25,16 +25,17 @@ def initialize(model: nn.Module, scheme: Scheme) -> nn.Module:
     shift 0 and fresh statistics. Other layers stay as they are. ``default`` calls
     ``reset_parameters`` of every layer that has it.
 
-    The paper says He and no more. Plain ``he`` is fan-out here, which keeps the variance of the
-    gradient from layer to layer, because a first prototype trained LeNet-5 with it (``lr=0.1``,
-    momentum 0.9, inputs in [0, 1]) on three seeds of three, where the others lost one in three.
-    That is a small sample: under each of the three schemes some seeds of that net stay at chance,
-    with plain SGD too, and a short warm-up of the learning rate is the usual cure. Fan-out also
-    gives a classifier the variance ``2 / num_classes``, so wide nets start from a high loss.
+    The paper says He and no more. Plain ``he`` is what its experiments' networks usually take:
+    fan-out for convolutions, which keeps the variance of the gradient from layer to layer, and
+    fan-in for linear layers, where fan-out would give a classifier the variance ``2 /
+    num_classes`` and so a first loss far above chance. Under every scheme some seeds of LeNet-5
+    stay at chance at ``lr=0.1`` with momentum 0.9, with plain SGD too; a short warm-up of the
+    learning rate is the cure.
 
     Args:
         model: The model to change.
-        scheme: ``"he"`` (variance ``2 / fan_out``), ``"he-fan-in"`` or ``"default"``.
+        scheme: ``"he"`` (fan-out for convolutions, fan-in for linear layers), ``"he-fan-in"`` or
+            ``"default"``.
 
     Returns:
         The same model.
@@ -49,7 +50,8 @@ def initialize(model: nn.Module, scheme: Scheme) -> nn.Module:
         if scheme == "default" or isinstance(module, NORMALISATIONS):
             _reset(module)
         elif isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
-            mode: Literal["fan_out", "fan_in"] = "fan_out" if scheme == "he" else "fan_in"
+            fan_out = scheme == "he" and not isinstance(module, nn.Linear)
+            mode: Literal["fan_out", "fan_in"] = "fan_out" if fan_out else "fan_in"
             nn.init.kaiming_normal_(module.weight, mode=mode, nonlinearity="relu")
             if module.bias is not None:
                 nn.init.zeros_(module.bias)

@@ -1,0 +1,87 @@
+"""The command line. Everything heavy is imported inside a command, so that --help is instant."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+USAGE = """\
+usage: dessilbi COMMAND [options]
+
+Train a network while a sparse twin of its weights grows beside it.
+
+commands:
+  demo            train a small conv net on embedded data and show what entered Gamma, and when
+  train RECIPE    train a named recipe, or a config.json; run it again to resume
+
+  dessilbi COMMAND --help     the options of a command
+  dessilbi --version
+"""
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run one command and exit; faults that a user can mend are one clear message."""
+    arguments = sys.argv[1:] if argv is None else argv
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(USAGE, end="")
+        raise SystemExit(0 if arguments else 2)
+    if arguments[0] == "--version":
+        from dessilbi import __version__
+
+        print(f"dessilbi {__version__}")
+        raise SystemExit(0)
+    command = _COMMANDS.get(arguments[0])
+    if command is None:
+        import difflib
+
+        near = difflib.get_close_matches(arguments[0], _COMMANDS, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        _fail(f"unknown command {arguments[0]!r}{hint}\n\n{USAGE}", code=2)
+    try:
+        command(arguments[1:])
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("dessilbi"):
+            raise
+        _fail(f"this command needs the package {error.name!r}: pip install 'dessilbi[lab]'")
+    except BrokenPipeError:
+        raise SystemExit(1) from None
+    except KeyboardInterrupt:
+        _fail("stopped; run the same command again to continue", code=130)
+
+
+def _demo(arguments: list[str]) -> None:
+    from dessilbi.lab.commands import demo
+
+    _guarded(demo, arguments)
+
+
+def _train(arguments: list[str]) -> None:
+    from dessilbi.lab.commands import train
+
+    _guarded(train, arguments)
+
+
+_COMMANDS: dict[str, Callable[[list[str]], None]] = {"demo": _demo, "train": _train}
+
+
+def _guarded(command: Callable[[list[str]], None], arguments: list[str]) -> None:
+    from dessilbi.lab.config import ConfigError
+    from dessilbi.lab.data import DataError
+    from dessilbi.lab.models import ModelError
+    from dessilbi.lab.rundir import RunError
+    from dessilbi.lab.train import Interrupted, TrainingError
+
+    try:
+        command(arguments)
+    except Interrupted as stop:
+        _fail(str(stop), code=130)
+    except (ConfigError, DataError, ModelError, RunError, TrainingError, ValueError) as error:
+        _fail(f"error: {error}")
+
+
+def _fail(message: str, code: int = 1) -> NoReturn:
+    print(message.rstrip(), file=sys.stderr)
+    raise SystemExit(code)

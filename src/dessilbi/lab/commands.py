@@ -1,0 +1,96 @@
+"""The laboratory's commands: parse, run, print."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+from rich.console import Console
+
+from dessilbi.lab import train as training
+from dessilbi.lab.config import Config
+from dessilbi.lab.demo import tell
+from dessilbi.lab.distributed import leads
+from dessilbi.lab.progress import TerminalDisplay
+from dessilbi.lab.recipes import RECIPES, find_recipe
+
+if TYPE_CHECKING:
+    from dessilbi.lab.rundir import RunDir
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainCommand:
+    """Train a recipe. Running the same configuration again resumes it, or reports that it is done.
+
+    Everything that decides the result can be changed: --epochs 20 --optimizer.nu 10.
+    """
+
+    config: Annotated[Config, tyro.conf.arg(name="")] = field(default_factory=Config)
+    place: Annotated[training.Place, tyro.conf.arg(name="")] = field(default_factory=training.Place)
+    threads: int | None = None
+    """Threads of torch on the CPU; by default all cores."""
+
+
+def train(arguments: list[str]) -> None:
+    """``dessilbi train RECIPE [options]``."""
+    recipes = "\n".join(
+        f"  {name:28}{(recipe.__doc__ or '').splitlines()[0]}" for name, recipe in RECIPES.items()
+    )
+    usage = f"usage: dessilbi train RECIPE [options]\n\nrecipes:\n{recipes}\n"
+    if not arguments or arguments[0].startswith("-"):
+        asked = bool(arguments) and arguments[0] in ("-h", "--help")
+        print(usage, file=sys.stdout if asked else sys.stderr)
+        if not asked:
+            print("name a recipe first, then its options", file=sys.stderr)
+            raise SystemExit(2)
+        print("`dessilbi train RECIPE --help` lists every option with the recipe's value.")
+        return
+    recipe, *options = arguments
+    command = tyro.cli(
+        TrainCommand,
+        prog=f"dessilbi train {recipe}",
+        default=TrainCommand(config=find_recipe(recipe)),
+        args=options,
+    )
+    _train(command)
+
+
+def demo(arguments: list[str]) -> None:
+    """``dessilbi demo [--runs DIR]``."""
+    command = tyro.cli(DemoCommand, prog="dessilbi demo", args=arguments)
+    run = _train(TrainCommand(config=RECIPES["digits"](), place=training.Place(runs=command.runs)))
+    tell(run, Console(highlight=False))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoCommand:
+    """Train a small conv net on scikit-learn's digits, in seconds, and show what entered Gamma."""
+
+    runs: Path = Path("runs")
+    """Folder of the run directories."""
+
+
+def _train(command: TrainCommand) -> RunDir:
+    if command.threads is not None:
+        import torch
+
+        torch.set_num_threads(command.threads)
+    with TerminalDisplay() as display:
+        run = training.train(command.config, command.place, display)
+    last = run.records()[-1:]
+    if last and leads():
+        summary = last[0]
+        text = (
+            f"done: {summary['epoch']} epochs, {summary['accuracy']:.2f} % "
+            f"on the {summary['judged_on']} set"
+        )
+        if "density" in summary:
+            text += (
+                f"; on the support of Gamma {summary['sparse_accuracy']:.2f} % "
+                f"with {summary['density']:.1%} of the weights"
+            )
+        display.console.print(f"{text}\nrun directory: {run.path}", soft_wrap=True)
+    return run

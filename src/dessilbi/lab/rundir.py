@@ -1,0 +1,210 @@
+"""A run directory: what is in it, and how it is written so that no interruption can spoil it.
+
+    config.json            the configuration; its hash is in the directory's name
+    environment.json       versions, machine and the command
+    init.safetensors       the weights before the first step
+    metrics.jsonl          one line an epoch; the same for the same configuration, bit for bit
+    timing.jsonl           seconds, which are not
+    checkpoint-last/       where a run continues; also checkpoint-best/ and checkpoint-<epoch>/
+
+Every file is written to a temporary name, flushed, and renamed. A checkpoint is a tensor file and a
+``state.json`` that names it: the rename of ``state.json`` is the moment it counts.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import zlib
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dessilbi.lab.config import Config, from_json, to_json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+LAST, BEST = "checkpoint-last", "checkpoint-best"
+
+
+class RunError(RuntimeError):
+    """A run directory that cannot be read or written; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Tensors by name, and plain values."""
+
+    tensors: dict[str, Tensor]
+    state: dict[str, Any]
+
+    def part(self, name: str) -> dict[str, Tensor]:
+        """The tensors below ``name/``: ``model``, ``optimizer`` or ``random``."""
+        start = f"{name}/"
+        return {k.removeprefix(start): t for k, t in self.tensors.items() if k.startswith(start)}
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """One run directory."""
+
+    path: Path
+
+    @classmethod
+    def of(cls, config: Config, runs: Path) -> RunDir:
+        """The directory of a configuration, made if needed, with its ``config.json``."""
+        run = cls(runs / config.run_name)
+        with _clear_errors(run.path):
+            run.path.mkdir(parents=True, exist_ok=True)
+        if not (run.path / "config.json").exists():
+            run.write("config.json", to_json(config).encode())
+        elif run.config() != config:
+            raise RunError(
+                f"{run.path} holds another configuration under the same name; "
+                "move it away or choose another --runs folder"
+            )
+        return run
+
+    @classmethod
+    def open(cls, path: str | Path) -> RunDir:
+        """An existing run directory."""
+        path = Path(path)
+        if not (path / "config.json").is_file():
+            raise RunError(f"{path} is not a run directory: it has no config.json")
+        return cls(path)
+
+    def config(self) -> Config:
+        """The configuration that the run was started with."""
+        file = self.path / "config.json"
+        return from_json(file.read_text(), file)
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the run against other processes; released even by kill -9."""
+        with _clear_errors(self.path):
+            file = (self.path / ".lock").open("w")
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise RunError(f"{self.path} is in use by another process") from error
+            yield
+
+    # ------------------------------------------------------------------ files
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a file whole or not at all."""
+        path = self.path / name
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        with _clear_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                with temporary.open("wb") as file:
+                    file.write(content)
+                    file.flush()
+                    os.fsync(file.fileno())
+                temporary.replace(path)
+            finally:
+                temporary.unlink(missing_ok=True)
+
+    def write_tensors(self, name: str, tensors: dict[str, Tensor]) -> int:
+        """Write a safetensors file; returns the checksum of its bytes."""
+        from safetensors.torch import save
+
+        content = save(tensors)
+        self.write(name, content)
+        return zlib.crc32(content)
+
+    def read_tensors(self, name: str, checksum: int | None = None) -> dict[str, Tensor]:
+        """Read a safetensors file, refusing a damaged one."""
+        from safetensors import SafetensorError
+        from safetensors.torch import load
+
+        path = self.path / name
+        try:
+            content = path.read_bytes()
+            if checksum is not None and zlib.crc32(content) != checksum:
+                raise SafetensorError("checksum does not match")
+            return load(content)
+        except (OSError, SafetensorError) as error:
+            raise RunError(
+                f"{path} is missing or damaged ({error}); "
+                f"remove {path.parent} to start from an earlier checkpoint or from the beginning"
+            ) from error
+
+    # ------------------------------------------------------------------ epoch records
+
+    def append(self, name: str, record: dict[str, Any]) -> None:
+        """Add a line to a .jsonl file."""
+        with _clear_errors(self.path / name), (self.path / name).open("a") as file:
+            file.write(json.dumps(record) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def records(self, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
+        """The lines of a .jsonl file; a last line that was cut short is left out."""
+        path = self.path / name
+        if not path.exists():
+            return []
+        found = []
+        for line in path.read_text().splitlines():
+            try:
+                found.append(json.loads(line))
+            except json.JSONDecodeError:
+                break
+        return found
+
+    def forget_after(self, name: str, epoch: int) -> None:
+        """Drop the records of epochs that the checkpoint does not know."""
+        lines = [json.dumps(r) + "\n" for r in self.records(name) if r["epoch"] <= epoch]
+        self.write(name, "".join(lines).encode())
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def save(self, name: str, checkpoint: Checkpoint) -> None:
+        """Write a checkpoint; the one it replaces stays whole until this one is."""
+        state = checkpoint.state
+        tensors = f"{state['epoch']:06d}-{state['batch']:09d}.safetensors"
+        checksum = self.write_tensors(f"{name}/{tensors}", checkpoint.tensors)
+        content = {"tensors": tensors, "crc32": checksum, **state}
+        self.write(f"{name}/state.json", json.dumps(content, indent=1).encode())
+        for old in (self.path / name).glob("*.safetensors"):
+            if old.name != tensors:
+                old.unlink(missing_ok=True)
+
+    def load(self, name: str = LAST) -> Checkpoint | None:
+        """Read a checkpoint; ``None`` if there is none."""
+        path = self.path / name / "state.json"
+        if not path.exists():
+            return None
+        try:
+            state = json.loads(path.read_text())
+            file, checksum = state["tensors"], state["crc32"]
+        except (json.JSONDecodeError, KeyError) as error:
+            raise RunError(
+                f"{path} is damaged ({error!r}); remove {path.parent} to start from the beginning"
+            ) from error
+        return Checkpoint(self.read_tensors(f"{name}/{file}", checksum), state)
+
+
+@contextmanager
+def _clear_errors(path: Path) -> Iterator[None]:
+    """Say in words what the operating system refuses."""
+    try:
+        yield
+    except OSError as error:
+        reason = {
+            errno.ENOSPC: "the disk is full; free some space and run the same command again",
+            errno.EDQUOT: "the disk quota is used up; free some space and run the same command",
+            errno.EACCES: "no permission; choose another folder with --runs",
+            errno.EPERM: "no permission; choose another folder with --runs",
+            errno.EROFS: "the file system is read-only; choose another folder with --runs",
+            errno.ENOTDIR: "a part of the path is a file; choose another folder with --runs",
+        }.get(error.errno or 0, str(error))
+        raise RunError(f"cannot write {path}: {reason}. Earlier checkpoints are kept.") from error

@@ -1,0 +1,363 @@
+"""Train one configuration, leave a run directory, and go on where an earlier attempt stopped."""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+import time
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+from dessilbi.lab.data import batches, count_batches, load_dataset
+from dessilbi.lab.distributed import Team, pick_device, team
+from dessilbi.lab.environment import describe
+from dessilbi.lab.evaluate import Score, evaluate, evaluate_sparse
+from dessilbi.lab.models import make_model
+from dessilbi.lab.optimizers import make_optimizer
+from dessilbi.lab.rundir import BEST, LAST, RunDir
+from dessilbi.lab.schedule import lr_factor, set_lr
+from dessilbi.lab.snapshot import Position, model_tensors, restore, take
+from dessilbi.optim import DessiLBI
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dessilbi.lab.config import Config
+    from dessilbi.lab.data import Dataset, Split
+
+
+class TrainingError(RuntimeError):
+    """Training cannot go on; the message says why and what to try."""
+
+
+class Interrupted(RuntimeError):  # noqa: N818 - not an error
+    """Stopped on request; running the same configuration again continues."""
+
+
+class Display(Protocol):
+    """Who is told what happens."""
+
+    def start(self, config: Config, run: RunDir, position: Position, data: Dataset) -> None:
+        """The run begins, or goes on at ``position``."""
+
+    def batch(self, position: Position, batches: int) -> None:
+        """A step is done."""
+
+    def epoch(self, metrics: dict[str, Any], timing: dict[str, Any]) -> None:
+        """An epoch is done and saved."""
+
+
+class Silent:
+    """Tells nobody."""
+
+    def start(self, config: Config, run: RunDir, position: Position, data: Dataset) -> None:
+        """See :class:`Display`."""
+
+    def batch(self, position: Position, batches: int) -> None:
+        """See :class:`Display`."""
+
+    def epoch(self, metrics: dict[str, Any], timing: dict[str, Any]) -> None:
+        """See :class:`Display`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where and how a run happens; none of it changes a number of the result."""
+
+    runs: Path = Path("runs")
+    """Folder of the run directories."""
+    data_dir: Path | None = None
+    """Where the data lies; also $DESSILBI_DATA and the user cache are searched."""
+    download: bool = False
+    """Fetch the data if it is not found."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:1, ..."""
+    tensorboard: bool = False
+    """Also write TensorBoard events into the run directory."""
+    save_minutes: float = field(default=10.0)
+    """Save within an epoch this often (a single process; several save after each epoch)."""
+
+
+def train(config: Config, place: Place | None = None, display: Display | None = None) -> RunDir:
+    """Train to the last epoch of ``config`` and return the run directory.
+
+    A run that was interrupted anywhere continues from its last checkpoint and ends as if it had
+    not been, bit for bit; a finished one returns at once.
+
+    Raises:
+        Interrupted: stopped by Ctrl-C or SIGTERM, saved.
+        TrainingError: the loss is not finite any more.
+        RunError: the run directory cannot be written, or is in use.
+        DataError, ModelError, ConfigError: what the configuration asks for cannot be had.
+    """
+    place = place or Place()
+    device = pick_device(place.device)
+    with ExitStack() as stack:
+        crew = stack.enter_context(team(device))
+        run = RunDir(place.runs / config.run_name)
+        if crew.leads:
+            run = RunDir.of(config, place.runs)
+            stack.enter_context(run.lock())
+        crew.wait()
+        if not _finished(run, config):
+            trainer = Trainer(config, place, run, device, crew, display or Silent())
+            trainer.run_to_the_end()
+        crew.wait()
+    return run
+
+
+def _finished(run: RunDir, config: Config) -> bool:
+    last = run.load(LAST)
+    return last is not None and bool(last.state["epoch"] >= config.epochs)
+
+
+class Trainer:
+    """A run under way."""
+
+    def __init__(
+        self,
+        config: Config,
+        place: Place,
+        run: RunDir,
+        device: torch.device,
+        crew: Team,
+        display: Display,
+    ) -> None:
+        self.config, self.place, self.run, self.crew = config, place, run, crew
+        self.device = device
+        self.display: Display = display if crew.leads else Silent()
+        dtype = getattr(torch, config.dtype)
+        self.data = load_dataset(
+            config.data.name,
+            data_dir=place.data_dir,
+            download=place.download,
+            normalize=config.data.normalize,
+            dtype=dtype,
+            device=device,
+            validation=config.data.validation,
+        )
+        channels, height, _ = self.data.shape
+        torch.manual_seed(config.seed)
+        self.model = make_model(
+            config.model.name,
+            num_classes=self.data.num_classes,
+            in_channels=channels,
+            input_size=height,
+            init=config.model.init,
+            dtype=dtype,
+        ).to(device)
+        self.optimizer = make_optimizer(self.model, config.optimizer)
+        self.position = Position()
+        self.judged: Split = self.data.validation or self.data.test
+        self.net = self._wrapped()
+        self.batches = count_batches(len(self.data.train), config.batch_size)
+        self.stop_requested = False
+
+    def _wrapped(self) -> nn.Module:
+        if self.crew.size == 1:
+            return self.model
+        if self.device.type == "cuda":
+            # Statistics over the global batch, as one process would take them.
+            convert: Any = nn.SyncBatchNorm.convert_sync_batchnorm
+            self.model = convert(self.model)
+            return DistributedDataParallel(self.model, device_ids=[self.device])
+        return DistributedDataParallel(self.model)
+
+    # ------------------------------------------------------------------ the run
+
+    def run_to_the_end(self) -> None:
+        """From the last checkpoint, or from the beginning."""
+        self._begin()
+        self.display.start(self.config, self.run, self.position, self.data)
+        with self._stop_on_signals():
+            while self.position.epoch < self.config.epochs:
+                began = time.perf_counter()
+                self._train_epoch()
+                trained = time.perf_counter()
+                metrics = self._measure()
+                timing = {
+                    "epoch": metrics["epoch"],
+                    "train_seconds": trained - began,
+                    "evaluate_seconds": time.perf_counter() - trained,
+                }
+                self._finish_epoch(metrics, timing)
+
+    def _begin(self) -> None:
+        last = self.run.load(LAST)
+        if last is not None:
+            self.position = restore(last, self.model, self.optimizer)
+        elif self.crew.leads:
+            self.run.write_tensors("init.safetensors", model_tensors(self.model))
+            self.run.write("environment.json", describe(self.device, self.crew.size))
+            if 0 in self.config.keep:
+                self._save("checkpoint-0")
+            self._save(LAST)
+        if self.crew.leads:
+            for name in ("metrics.jsonl", "timing.jsonl"):
+                self.run.forget_after(name, self.position.epoch)
+        self.crew.wait()
+
+    def _train_epoch(self) -> None:
+        config, position, crew = self.config, self.position, self.crew
+        augment = self.data.augmentation if config.data.augment else None
+        images = len(self.data.train)
+        self.net.train()
+        loss_sum = torch.tensor(position.loss, dtype=torch.float64, device=self.device)
+        correct = torch.tensor(position.correct, device=self.device)
+        saved = time.perf_counter()
+        stream = batches(
+            self.data.train,
+            config.batch_size,
+            seed=config.seed,
+            epoch=position.epoch,
+            augment=augment,
+            rank=crew.rank,
+            world_size=crew.size,
+            start=position.batch,
+        )
+        for x, y in stream:
+            step = position.epoch * self.batches + position.batch
+            factor = lr_factor(
+                config.schedule, step=step, steps_per_epoch=self.batches, epochs=config.epochs
+            )
+            set_lr(self.optimizer, factor)
+            logits = self.net(x)
+            loss = cross_entropy(logits, y)
+            # DDP averages over ranks; a rank's share of the global batch is its weight.
+            whole = min(config.batch_size, images - position.batch * config.batch_size)
+            torch.autograd.backward(loss * (len(y) * crew.size / whole) if crew.size > 1 else loss)
+            if self.device.type == "cpu" and not math.isfinite(loss.item()):
+                self._explode(step)
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            with torch.no_grad():
+                loss_sum += loss.detach() * len(y)
+                correct += (logits.argmax(1) == y).sum()
+            position.batch += 1
+            position.images += len(y)
+            now = time.perf_counter()
+            self.display.batch(position, self.batches)
+            late = crew.size == 1 and now - saved > 60 * self.place.save_minutes
+            if self.stop_requested or late:
+                position.loss, position.correct = float(loss_sum), int(correct)
+                self._pause()
+                saved = now
+        position.loss, position.correct = float(loss_sum), int(correct)
+        if not math.isfinite(position.loss):  # on a GPU the loss is not read every step
+            self._explode((position.epoch + 1) * self.batches - 1)
+
+    def _pause(self) -> None:
+        if self.crew.size == 1:
+            self._save(LAST)
+        if self.stop_requested:
+            raise Interrupted(
+                f"stopped in epoch {self.position.epoch + 1} of {self.config.epochs}; "
+                "run the same command again to continue"
+            )
+
+    def _explode(self, step: int) -> None:
+        largest, where = 0.0, "no parameter"
+        for name, p in self.model.named_parameters():
+            if p.grad is not None:
+                size = float(p.grad.detach().abs().nan_to_num(math.inf).max())
+                if size > largest:
+                    largest, where = size, name
+        lr = self.optimizer.param_groups[0]["lr"]
+        raise TrainingError(
+            f"the loss is not finite at step {step} (epoch {step // self.batches + 1}); the "
+            f"largest gradient is {largest:g}, in {where}. Lower the learning rate (now {lr:g}) "
+            "or warm it up (--schedule.warmup 1); a stable step also needs lr < nu. The last "
+            f"good checkpoint is kept in {self.run.path / LAST}"
+        )
+
+    # ------------------------------------------------------------------ after an epoch
+
+    def _measure(self) -> dict[str, Any]:
+        position = self.position
+        loss, correct, images = self.crew.sum(
+            [position.loss, position.correct, position.images], self.device
+        )
+        trained = Score(loss, int(correct), int(images))
+        dense = evaluate(self.model, self.judged)
+        metrics: dict[str, Any] = {
+            "epoch": position.epoch + 1,
+            "lr": self.optimizer.param_groups[0]["lr"],
+            "train_loss": trained.mean_loss,
+            "train_accuracy": trained.accuracy,
+            "judged_on": "test" if self.data.validation is None else "validation",
+            "loss": dense.mean_loss,
+            "accuracy": dense.accuracy,
+        }
+        if isinstance(self.optimizer, DessiLBI):
+            sparse, recalibrated = evaluate_sparse(
+                self.model, self.optimizer, self.judged, self.data.train
+            )
+            twins = list(self.optimizer.twins())
+            metrics |= {
+                "sparse_accuracy": sparse.accuracy,
+                "recalibrated_accuracy": recalibrated.accuracy,
+                "density": self.optimizer.density(),
+                "densities": {name: self.optimizer.density(p) for name, p in twins},
+            }
+        return metrics
+
+    def _finish_epoch(self, metrics: dict[str, Any], timing: dict[str, Any]) -> None:
+        position = self.position
+        best = metrics["accuracy"] > position.best
+        position.best = max(position.best, metrics["accuracy"])
+        position.next_epoch()
+        if self.crew.leads:
+            self.run.append("metrics.jsonl", metrics)
+            self.run.append("timing.jsonl", timing)
+            if self.place.tensorboard:
+                _write_events(self.run.path / "tensorboard", metrics)
+            if best:
+                self._save(BEST)
+            if position.epoch in self.config.keep:
+                self._save(f"checkpoint-{position.epoch}")
+            self._save(LAST)
+        self.display.epoch(metrics, timing)
+        if self.stop_requested and position.epoch < self.config.epochs:
+            raise Interrupted(
+                f"stopped after epoch {position.epoch} of {self.config.epochs}; "
+                "run the same command again to continue"
+            )
+
+    def _save(self, name: str) -> None:
+        self.run.save(name, take(self.model, self.optimizer, self.position))
+
+    @contextmanager
+    def _stop_on_signals(self) -> Iterator[None]:
+        """Ctrl-C and SIGTERM end the run after the step under way; a second one at once."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def request(number: int, _: object) -> None:
+            if self.stop_requested:
+                raise KeyboardInterrupt
+            self.stop_requested = True
+
+        before = {s: signal.signal(s, request) for s in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _write_events(folder: Path, metrics: dict[str, Any]) -> None:
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(str(folder)) as writer:
+        for name, value in metrics.items():
+            if isinstance(value, int | float) and name != "epoch":
+                writer.add_scalar(name, value, metrics["epoch"])
