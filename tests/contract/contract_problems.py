@@ -122,7 +122,7 @@ def state_of(opt: DessiLBI) -> dict[str, Tensor]:
     params = [p for group in opt.param_groups for p in group["params"]]
     for i, p in enumerate(params):
         found[f"{i}.W"] = p.detach().clone()
-        for key, value in (opt.state[p] if p in opt.state else {}).items():
+        for key, value in opt.state.get(p, {}).items():
             found[f"{i}.{key}"] = value.clone()
     return found
 

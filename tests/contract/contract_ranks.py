@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import traceback
-import warnings
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +48,6 @@ def results_of(outcome: list[Any]) -> list[Any]:
 
 
 def _rank(rank: int, cases: dict[str, Case], folder: str) -> None:
-    warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
@@ -79,7 +77,7 @@ def snapshot(model: nn.Module, opt: DessiLBI) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for name, p in model.named_parameters():
         found[f"{name}.W"] = full(p.detach()).clone()
-        for key, value in (opt.state[p] if p in opt.state else {}).items():
+        for key, value in opt.state.get(p, {}).items():
             found[f"{name}.{key}"] = full(value).clone()
     for name, p in opt.twins():
         found[f"{name}.gamma"] = full(opt.gamma(p))

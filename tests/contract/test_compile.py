@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 pytestmark = [
     needs_compiler,
-    # Inductor's own: Python 3.11 deprecations and unclosed pools inside torch.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    # Raised inside torch when dynamo loads its own modules.
+    pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),
 ]
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -39,17 +39,22 @@ def _fresh_dynamo() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def _compare(backend: Any, options: dict[str, Any], steps: int = 6) -> None:
+def _compare(
+    backend: Any,
+    options: dict[str, Any],
+    lr_dtype: torch.dtype = torch.float64,
+    lr_shape: tuple[int, ...] = (),
+) -> None:
     """Tensor lr, changed before every step; conv, linear and bias: group lasso, lasso, none."""
     options = {**LIVELY, **options}
     params, copies = list(make_params().values()), list(make_params().values())
-    lr = torch.tensor(0.1, dtype=torch.float64)
+    lr = torch.full(lr_shape, 0.1, dtype=lr_dtype)
     opt = DessiLBI(params, **{**options, "lr": lr})
     eager = DessiLBI(copies, **options)
     step = torch.compile(opt.step, backend=backend)
-    for k in range(steps):
+    for k in range(6):
         lr.fill_(0.1 / (k + 1))
-        eager.param_groups[0]["lr"] = 0.1 / (k + 1)
+        eager.param_groups[0]["lr"] = lr.item()
         for p, q, grad in zip(params, copies, make_grads(params, k), strict=True):
             p.grad, q.grad = grad, grad.clone()
         step()
@@ -67,6 +72,16 @@ def test_traced_step_equals_eager_and_is_traced_once(options: dict[str, Any]) ->
     counter = CompileCounterWithBackend("eager")
     _compare(counter, options)
     assert counter.frame_count == 1
+
+
+def test_float32_lr_does_not_round_float64_weights() -> None:
+    """``torch.tensor(0.1)`` is float32; only its value may be, not the arithmetic."""
+    options = {"weight_decay": 0.01, "decoupled_weight_decay": True, "nu": 3.0, "kappa": 1.7}
+    _compare("eager", options, lr_dtype=torch.float32)
+
+
+def test_one_element_lr() -> None:
+    _compare("eager", {}, lr_shape=(1,))
 
 
 def test_inductor_step_equals_eager() -> None:

@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 import torch
 from contract_problems import LIVELY, make_params, run, set_grads
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from dessilbi.optim import DessiLBI
 

@@ -17,7 +17,6 @@ from contract_problems import (
     make_params,
     make_reference,
     run,
-    set_grads,
     state_of,
 )
 from torch import Tensor, nn
@@ -44,6 +43,7 @@ def test_equals_the_literal_iteration(
     for p, truth in zip(params, truths, strict=True):
         torch.testing.assert_close(p.detach(), truth.W, rtol=1e-11, atol=1e-11)
         if truth.penalty is not None:
+            assert truth.Gamma.any(), "a test on an empty Gamma shows little"
             torch.testing.assert_close(opt.gamma(p), truth.Gamma, rtol=1e-11, atol=1e-11)
             assert torch.equal(opt.support(p), truth.Gamma != 0)
 
@@ -134,101 +134,6 @@ def test_bad_group_is_refused_and_not_kept(group: dict[str, Any], message: str) 
         opt.add_param_group({"params": [named["linear"]], **group})
     assert len(opt.param_groups) == 1
     run(opt, 1)
-
-
-# ---------------------------------------------------------------------- state and gradients
-
-
-def test_state_is_made_lazily() -> None:
-    """None before the first step, then only for parameters that had a gradient."""
-    named = make_params()
-    opt = DessiLBI(named.values(), momentum=0.9, lambd_scale="init")
-    assert not opt.state
-    for p in named.values():
-        if p.ndim > 1:
-            opt.gamma(p), opt.support(p), opt.penalty(p)
-    opt.density()
-    opt.state_dict()
-    assert not opt.state, "looking must not make state"
-    named["linear"].grad = torch.ones_like(named["linear"])
-    opt.step()
-    assert set(opt.state) == {named["linear"]}
-    assert opt.state[named["linear"]].keys() == {"v", "momentum_buffer", "lambd_scale"}
-    named["bias"].grad = torch.ones_like(named["bias"])
-    opt.step()
-    assert opt.state[named["bias"]].keys() == {"momentum_buffer"}
-    assert named["conv"] not in opt.state
-
-
-def test_state_holds_what_is_needed_and_no_more() -> None:
-    opt = DessiLBI(make_params().items())
-    run(opt, 2)
-    conv, linear, bias = opt.param_groups[0]["params"]
-    assert opt.state[conv].keys() == opt.state[linear].keys() == {"v"}
-    assert not (opt.state[bias] if bias in opt.state else {})
-
-
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_grad_none_skips_the_parameter_for_that_step(implementation: dict[str, Any]) -> None:
-    """Neither W nor V nor the buffer of a parameter without gradient moves."""
-    named = make_params()
-    opt = DessiLBI(named.values(), **LIVELY, momentum=0.9, weight_decay=0.1, **implementation)
-    run(opt, 2)
-    before = state_of(opt)
-    set_grads(named.values(), 2)
-    named["conv"].grad = None
-    opt.step()
-    after = state_of(opt)
-    still = {key for key in before if torch.equal(before[key], after[key])}
-    assert still == {"0.W", "0.v", "0.momentum_buffer"}
-
-
-def test_zero_grad() -> None:
-    params = list(make_params().values())
-    opt = DessiLBI(params)
-    set_grads(params, 0)
-    opt.zero_grad(set_to_none=False)
-    assert all(p.grad is not None and not p.grad.any() for p in params)
-    opt.zero_grad()
-    assert all(p.grad is None for p in params)
-
-
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_frozen_parameters_rest(implementation: dict[str, Any]) -> None:
-    named = make_params()
-    named["linear"].requires_grad_(False)
-    kept = named["linear"].clone()
-    opt = DessiLBI(named.values(), **LIVELY, **implementation)
-    for _ in range(2):
-        opt.zero_grad()
-        sum(p.square().sum() for p in named.values()).backward()
-        opt.step()
-    assert torch.equal(named["linear"], kept)
-    assert named["linear"] not in opt.state
-    assert not opt.support(named["linear"]).any()
-
-
-@pytest.mark.parametrize("scale", [None, "size", "init"])
-@pytest.mark.parametrize("penalty", ["auto", "lasso", "group_lasso", None])
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_empty_and_scalar_parameters(
-    implementation: dict[str, Any], penalty: str | None, scale: str | None
-) -> None:
-    shapes: list[tuple[int, ...]] = [(0,), (0, 3), (3, 0), (0, 2, 3, 3), (2, 0, 1, 1), (1, 1), (3,)]
-    if penalty != "group_lasso":
-        shapes.append(())
-    params = [nn.Parameter(torch.full(shape, 2.0)) for shape in shapes]
-    options = {**LIVELY, "penalty": penalty, "lambd_scale": scale, "momentum": 0.9}
-    opt = DessiLBI(params, **options, **implementation)
-    run(opt, 5)
-    for p in params:
-        assert torch.isfinite(p).all()
-    for _, p in opt.twins():
-        assert opt.gamma(p).shape == p.shape
-        assert opt.support(p).shape == p.shape
-        assert torch.isfinite(opt.gamma(p)).all()
-        assert 0.0 <= opt.density(p) <= 1.0
-    assert 0.0 <= opt.density() <= 1.0
 
 
 # ---------------------------------------------------------------------- refusals

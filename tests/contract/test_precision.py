@@ -45,9 +45,7 @@ def test_dtypes_of_the_state(dtype: torch.dtype, implementation: dict[str, Any])
 
 @pytest.mark.parametrize("dtype", [torch.float32, *HALVES], ids=str)
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_low_precision_follows_float64(
-    dtype: torch.dtype, implementation: dict[str, Any]
-) -> None:
+def test_low_precision_follows_float64(dtype: torch.dtype, implementation: dict[str, Any]) -> None:
     """V of low precision weights is as exact as the weights let it be."""
     params = list(make_params(dtype).values())
     truths = [make_reference(p.detach().double(), OPTIONS) for p in params]

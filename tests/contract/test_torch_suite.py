@@ -27,7 +27,12 @@ if TYPE_CHECKING:
 
 def _inputs(device: str, dtype: torch.dtype | None = None) -> list[OptimizerInput]:
     """The table of options, as torch's tests want it: without implementation flags."""
-    table = {**VARIANTS, "tensor_lr": {"lr": torch.tensor(0.05)}, "lr": {"lr": 0.01}}
+    table = {
+        **VARIANTS,
+        "lr": {"lr": 0.01},
+        "tensor_lr": {"lr": torch.tensor(0.05)},
+        "one_element_lr": {"lr": torch.tensor([0.05], dtype=torch.float64)},
+    }
     return [OptimizerInput(params=None, kwargs=o, desc=name) for name, o in table.items()]
 
 
@@ -56,11 +61,18 @@ def _error_inputs(device: str, dtype: torch.dtype) -> list[ErrorOptimizerInput]:
     return [*_torch_error_inputs(device, dtype), *own]
 
 
+# Where DessiLBI words torch's errors in its own way, and refuses what torch only warns of.
+OWN_WORDS = {
+    "Tensor lr must be 1-element": r"lr must be a number or a one-element tensor, got shape \(2,\)",
+    ".*a parameter group with duplicate parameters.*": "the same parameter appears twice in param",
+}
+
+
 def _torch_error_inputs(device: str, dtype: torch.dtype) -> list[ErrorOptimizerInput]:
     inputs = get_error_inputs_for_all_optims(device, dtype)
-    for e in inputs:  # the one message that DessiLBI words in its own way
-        if e.error_regex == "Tensor lr must be 1-element":
-            e.error_regex = r"lr must be a number or a one-element tensor, got shape \(2,\)"
+    for e in inputs:
+        if e.error_regex in OWN_WORDS:
+            e.error_type, e.error_regex = ValueError, OWN_WORDS[e.error_regex]
     return inputs
 
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -61,6 +62,24 @@ def test_group_dim_is_checked_only_where_it_acts() -> None:
     DessiLBI([matrix], group_dim=2)  # by element: no groups
     with pytest.raises(ValueError, match=r"group_dim must be in \[-2, 1\] for parameter 'fc'"):
         DessiLBI([("fc", matrix)], group_dim=2, penalty="group_lasso")
+
+
+def test_a_number_has_no_groups() -> None:
+    with pytest.raises(ValueError, match="group_lasso needs at least one dimension"):
+        DessiLBI([nn.Parameter(torch.tensor(1.0))], penalty="group_lasso")
+
+
+def test_numpy_numbers_are_numbers() -> None:
+    DessiLBI([conv()], kappa=np.float32(1.0), group_dim=np.int64(1))
+
+
+def test_state_of_another_parameter_is_refused() -> None:
+    p, q = nn.Parameter(torch.ones(2, 3)), nn.Parameter(torch.ones(3, 2))
+    p.grad = torch.ones_like(p)
+    opt = DessiLBI([p])
+    opt.step()
+    with pytest.raises(ValueError, match=r"v of shape \(2, 3\) was saved for another parameter"):
+        DessiLBI([q]).load_state_dict(opt.state_dict())
 
 
 def test_misspelt_option_in_a_group() -> None:

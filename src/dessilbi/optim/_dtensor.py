@@ -7,7 +7,7 @@ the DTensors themselves, whose norm is reduced over the ranks.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -59,7 +59,7 @@ def localize(items: list[Item]) -> tuple[list[Item], list[Item]]:
         if _groups_are_local(W.placements, item.twin):
             local.append(_local_item(item))
         else:
-            spread.append(item)
+            spread.append(_spread_item(item))
     return local, spread
 
 
@@ -68,6 +68,22 @@ def _groups_are_local(placements: Any, twin: Twin | None) -> bool:
         return True
     dim = twin.penalty.dim
     return all(p.is_replicate() or p.is_shard(dim) for p in placements)
+
+
+@dataclass(frozen=True)
+class _SpreadGroupLasso(GroupLasso):
+    """Groups spread over ranks. torch may replicate the gap (a shard of size 1): bring it home."""
+
+    def gap(self, W: Tensor, V: Tensor, kappa: float) -> Tensor:
+        gap: Any = super().gap(W, V, kappa)
+        return cast("Tensor", gap.redistribute(placements=cast("Any", W).placements))
+
+
+def _spread_item(item: Item) -> Item:
+    assert item.twin is not None
+    assert isinstance(item.twin.penalty, GroupLasso)
+    lambd, dim = item.twin.penalty.lambd, item.twin.penalty.dim
+    return item._replace(twin=Twin(item.twin.V, _SpreadGroupLasso(lambd, dim)))
 
 
 def _local_item(item: Item) -> Item:

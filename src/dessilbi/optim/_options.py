@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -52,7 +53,7 @@ def check_options(options: Mapping[str, Any], where: str = "") -> None:
     if not options["kappa"] < math.inf:
         refuse("finite", "kappa")
     for name in ("lr", "lambd", "momentum", "weight_decay"):
-        value = float(lr) if name == "lr" and isinstance(lr, torch.Tensor) else options[name]
+        value = options[name].item() if isinstance(options[name], torch.Tensor) else options[name]
         if not _number(value) or not 0 <= value < math.inf:
             refuse(">= 0 and finite", name)
     if options["nesterov"] and options["momentum"] == 0:
@@ -65,7 +66,7 @@ def check_options(options: Mapping[str, Any], where: str = "") -> None:
         refuse("'direct' or 'momentum'", "coupling")
     if options["lambd_scale"] not in (None, "size", "init"):
         refuse("None, 'size' or 'init'", "lambd_scale")
-    if isinstance(options["group_dim"], bool) or not isinstance(options["group_dim"], int):
+    if isinstance(options["group_dim"], bool) or not isinstance(options["group_dim"], Integral):
         refuse("an integer", "group_dim")
     if options["foreach"] and options["fused"]:
         raise ValueError(f"foreach and fused cannot both be True{where}; choose one")
@@ -102,8 +103,14 @@ def check_group(group: Mapping[str, Any], index: int) -> None:
                 "optimize torch.view_as_real of it"
             )
         dim = group["group_dim"]
-        grouped = resolve_penalty(group["penalty"], p.ndim) == "group_lasso"
-        if grouped and not -p.ndim <= dim < p.ndim:
+        if resolve_penalty(group["penalty"], p.ndim) != "group_lasso":
+            continue
+        if p.ndim == 0:
+            raise ValueError(
+                f"group_lasso needs at least one dimension, parameter {name} has none{where}; "
+                "use penalty='lasso' or None"
+            )
+        if not -p.ndim <= dim < p.ndim:
             raise ValueError(
                 f"group_dim must be in [{-p.ndim}, {p.ndim - 1}] for parameter {name} of shape "
                 f"{tuple(p.shape)}, got {dim}{where}"
@@ -111,4 +118,4 @@ def check_group(group: Mapping[str, Any], index: int) -> None:
 
 
 def _number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(value, Real) and not isinstance(value, bool)

@@ -66,7 +66,9 @@ class Options:
         """Weight decay of the paper's form, beside the gradient; a group with lr 0 is at rest."""
         if not self.decoupled_weight_decay:
             return 0.0
-        return self.weight_decay * (self.lr != 0)
+        if isinstance(self.lr, torch.Tensor):  # a bool tensor times a float would be float32
+            return self.weight_decay * (self.lr != 0).to(self.lr.dtype)
+        return self.weight_decay if self.lr != 0 else 0.0
 
 
 def single_tensor(items: Sequence[Item], o: Options) -> None:

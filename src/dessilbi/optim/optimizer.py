@@ -229,13 +229,15 @@ class DessiLBI(Optimizer):
             scales.append(state.get("lambd_scale"))
 
     def _init_state(self, p: Tensor, group: dict[str, Any]) -> None:
+        # An entry for every parameter, if an empty one: torch.distributed.checkpoint wants it.
+        state = self.state[p]
         if resolve_penalty(group["penalty"], p.ndim) is not None:
-            if "v" not in self.state[p]:
-                self.state[p]["v"] = self._new_v(p)
-            if group["lambd_scale"] == "init" and "lambd_scale" not in self.state[p]:
-                self.state[p]["lambd_scale"] = self._new_scale(p, group)
-        if group["momentum"] != 0 and "momentum_buffer" not in self.state[p]:
-            self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+            if "v" not in state:
+                state["v"] = self._new_v(p)
+            if group["lambd_scale"] == "init" and "lambd_scale" not in state:
+                state["lambd_scale"] = self._new_scale(p, group)
+        if group["momentum"] != 0 and "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(p)
 
     def _v(self, p: Tensor) -> Tensor:
         v: Tensor | None = self.state[p].get("v") if p in self.state else None
@@ -276,6 +278,11 @@ class DessiLBI(Optimizer):
             for key, value in saved["state"].get(i, {}).items():
                 if not isinstance(value, torch.Tensor):
                     continue
+                if key != "lambd_scale" and value.shape != p.shape:
+                    raise ValueError(
+                        f"{key} of shape {tuple(value.shape)} was saved for another parameter than "
+                        f"{self._name(p)}; load into an optimizer with the same parameter order"
+                    )
                 dtype = p.dtype if key == "momentum_buffer" else _dual_dtype(p)
                 restored = value.detach().to(device=p.device, dtype=dtype, copy=True)
                 if restored.shape == p.shape and restored.stride() != p.stride():
@@ -344,14 +351,20 @@ def _penalty(p: Tensor, group: dict[str, Any], scale: Tensor | None) -> Penalty 
     kind = resolve_penalty(group["penalty"], p.ndim)
     if kind is None:
         return None
-    factor: float | Tensor | None = scale
+    factor: float | Tensor | None = None
     if group["lambd_scale"] == "size":
         factor = size_scale(kind, p.shape, group["group_dim"])
+    elif group["lambd_scale"] == "init":
+        factor = scale
     return make_penalty(kind, p.shape, group["group_dim"], group["lambd"], factor)
 
 
 def _only_asks_for_state(p: Tensor, lr: float | Tensor) -> bool:
-    """Whether this is how torch.distributed.checkpoint makes empty state: lr 0, gradient 0."""
+    """Whether this is how torch.distributed.checkpoint makes empty state: lr 0, gradient 0.
+
+    A true first step with both exactly zero looks the same, and loses nothing but a decay or
+    coupling term in the momentum buffer.
+    """
     return float(lr) == 0 and p.grad is not None and not bool(_dtensor.count(p.grad != 0))
 
 
@@ -362,7 +375,7 @@ def _dual_dtype(p: Tensor) -> torch.dtype:
 
 def _scalar(lr: float | Tensor) -> float | Tensor:
     if isinstance(lr, torch.Tensor):
-        return lr.squeeze() if torch.compiler.is_compiling() else float(lr)
+        return lr.squeeze().double() if torch.compiler.is_compiling() else float(lr)
     return lr
 
 
