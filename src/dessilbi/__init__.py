@@ -10,12 +10,17 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dessilbi.optim import DessiLBI, split_parameters
+    from dessilbi.subnet import recalibrate_batchnorm
 
     __version__: str
 
-__all__ = ["DessiLBI", "__version__", "split_parameters"]
+__all__ = ["DessiLBI", "__version__", "recalibrate_batchnorm", "split_parameters"]
 
-_HOME = {"DessiLBI": "dessilbi.optim", "split_parameters": "dessilbi.optim"}
+_HOME = {
+    "DessiLBI": "dessilbi.optim",
+    "recalibrate_batchnorm": "dessilbi.subnet",
+    "split_parameters": "dessilbi.optim",
+}
 
 
 def __getattr__(name: str) -> object:
