@@ -65,7 +65,7 @@ def lenet_5_mnist() -> Config:
         data=DataConfig(name="mnist"),
         model=ModelConfig(name="lenet-5", init="default"),
         optimizer=_MOM_WD,
-        schedule=ScheduleConfig(kind="multistep", milestones=(3, 6), warmup=1.0),
+        schedule=ScheduleConfig(kind="multistep", milestones=(3, 6), warmup=0.2),
         epochs=9,
     )
 
