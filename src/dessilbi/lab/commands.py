@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
-from rich.console import Console
 
 from dessilbi.lab import train as training
-from dessilbi.lab.config import Config
+from dessilbi.lab.config import Config, ConfigError
 from dessilbi.lab.demo import tell
 from dessilbi.lab.distributed import leads
-from dessilbi.lab.progress import TerminalDisplay
+from dessilbi.lab.progress import TerminalDisplay, plain_console
 from dessilbi.lab.recipes import RECIPES, find_recipe
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ def demo(arguments: list[str]) -> None:
     """``dessilbi demo [--runs DIR]``."""
     command = tyro.cli(DemoCommand, prog="dessilbi demo", args=arguments)
     run = _train(TrainCommand(config=RECIPES["digits"](), place=training.Place(runs=command.runs)))
-    tell(run, Console(highlight=False))
+    tell(run, plain_console())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +76,8 @@ def _train(command: TrainCommand) -> RunDir:
     if command.threads is not None:
         import torch
 
+        if command.threads < 1:
+            raise ConfigError(f"threads must be >= 1, got {command.threads}")
         torch.set_num_threads(command.threads)
     with TerminalDisplay() as display:
         run = training.train(command.config, command.place, display)

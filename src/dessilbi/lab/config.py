@@ -98,6 +98,37 @@ class ScheduleConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StartConfig:
+    """What a retrained subnetwork starts from; `dessilbi subnet` fills this in."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
+
+    parent: str
+    """The run that the subnetwork was found in."""
+    mask: str
+    """How the mask was chosen there."""
+    weights: str
+    """Which weights of the parent: init, epoch K or last."""
+    epoch: int = 0
+    """Epochs of the schedule that count as done: rewinding to an epoch goes on from there."""
+    digest: str
+    """Fingerprint of mask and weights, which lie in the run directory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StopConfig:
+    """When to stop before the last epoch: the support of Gamma has settled."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
+
+    window: int = 5
+    """Epochs that the support is compared with."""
+    tolerance: float = 0.1
+    """Largest distance to each of them."""
+    distance: Literal["jaccard", "hamming"] = "jaccard"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Config:
     """A training run."""
 
@@ -116,6 +147,8 @@ class Config:
     dtype: Literal["float32", "float64"] = "float32"
     keep: tuple[int, ...] = ()
     """Epochs whose checkpoints are kept, to rewind to; 0 is the initialisation."""
+    start: StartConfig | None = None
+    stop: StopConfig | None = None
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][\w.+-]*", self.name):

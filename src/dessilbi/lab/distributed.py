@@ -1,14 +1,19 @@
-"""Several processes on one run: who am I, and sums over all of us."""
+"""Several processes on one run: who am I, sums over all of us, and BatchNorm over all of us."""
 
 from __future__ import annotations
 
 import os
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from dessilbi.lab.config import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -51,19 +56,123 @@ def team(device: torch.device) -> Iterator[Team]:
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         yield Team()
         return
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    c10d: Any = dist  # mypy does not see all of its names
+    store, rank, size = next(c10d.rendezvous("env://"))
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        store=c10d.PrefixStore(f"attempt-{_attempt()}", store),
+        rank=rank,
+        world_size=size,
+    )
     try:
         yield Team(dist.get_rank(), dist.get_world_size())
     finally:
         dist.destroy_process_group()
 
 
+def _attempt() -> str:
+    """Which of torchrun's attempts this is.
+
+    Its store outlives a restart, and with it the addresses of workers that were killed: a new
+    worker that reads one of them cannot connect (pytorch#135712). Every node counts its attempts
+    for itself, so with several nodes the number cannot be used; there, start torchrun with
+    TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1.
+    """
+    one_node = os.environ.get("GROUP_WORLD_SIZE") == "1"
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if one_node else "any"
+
+
 def pick_device(name: str) -> torch.device:
-    """``auto`` takes the process's own GPU where there is one."""
-    if name != "auto":
-        return torch.device(name)
-    if torch.cuda.is_available():
-        local = int(os.environ.get("LOCAL_RANK", "0"))
-        torch.cuda.set_device(local)
-        return torch.device("cuda", local)
-    return torch.device("cpu")
+    """``auto`` takes the process's own GPU where there is one, ``cuda`` insists on it."""
+    has_gpu = torch.cuda.is_available()
+    if name == "cuda" or (name == "auto" and has_gpu):
+        name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+    try:
+        device = torch.device("cpu" if name == "auto" else name)
+    except RuntimeError as error:
+        raise ConfigError(f"device must be auto, cpu, cuda or cuda:N, got {name!r}") from error
+    if device.type == "cuda":
+        if not has_gpu:
+            raise ConfigError(f"device {name!r}: torch finds no GPU here; use --device cpu")
+        torch.cuda.set_device(device)
+    return device
+
+
+def seed_rank(seed: int, epoch: int, rank: int) -> None:
+    """Seed what a network draws itself, dropout for example: each rank and epoch its own.
+
+    Several processes save after each epoch, so a restart needs no generator state of every rank.
+    """
+    state = np.random.SeedSequence([seed, epoch, rank]).generate_state(1, np.uint64)
+    torch.manual_seed(int(state[0]) >> 1)
+
+
+def share_batchnorm(model: nn.Module, device: torch.device) -> nn.Module:
+    """Let BatchNorm layers take their statistics over the global batch; parameters stay."""
+    if device.type == "cuda":
+        convert: Any = nn.SyncBatchNorm.convert_sync_batchnorm
+        return cast("nn.Module", convert(model))
+    for name, child in model.named_children():
+        setattr(model, name, share_batchnorm(child, device))
+    if not isinstance(model, _BatchNorm) or isinstance(model, SharedBatchNorm):
+        return model
+    shared = SharedBatchNorm(
+        model.num_features, model.eps, model.momentum, model.affine, model.track_running_stats
+    )
+    shared.__dict__.update(model.__dict__)
+    return shared
+
+
+class SharedBatchNorm(_BatchNorm):
+    """BatchNorm over the batches of all ranks, for the CPU, where torch has none."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
+        """Normalise with mean and variance of the global batch."""
+        # Without gradients nothing is trained: every rank is then given the same images.
+        if not (self.training and torch.is_grad_enabled()):
+            return super().forward(input)
+        dims = [0, *range(2, input.dim())]
+        shape = (1, -1, *(1 for _ in dims[1:]))
+        count = input.new_tensor([input.numel() / input.shape[1]])
+        sums = _total(torch.cat([input.sum(dims), count]))
+        n, mean = sums[-1], sums[:-1] / sums[-1]
+        centred = input - mean.view(shape)
+        var = _total(centred.square().sum(dims)) / n
+        if self.running_mean is not None and self.running_var is not None:
+            self._remember(mean.detach(), (var * n / (n - 1)).detach())
+        out = centred * torch.rsqrt(var + self.eps).view(shape)
+        return out * self.weight.view(shape) + self.bias.view(shape) if self.affine else out
+
+    @torch.no_grad()
+    def _remember(self, mean: Tensor, var: Tensor) -> None:
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        assert self.num_batches_tracked is not None
+        self.num_batches_tracked.add_(1)
+        weight = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        self.running_mean.lerp_(mean, weight)
+        self.running_var.lerp_(var, weight)
+
+    def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002 - torch's name
+        """The layer that this one took the place of would have checked."""
+
+
+class _Total(torch.autograd.Function):
+    """Sum over ranks, through which gradients flow."""
+
+    @staticmethod
+    def forward(ctx: Any, local: Tensor) -> Tensor:
+        total = local.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        total = gradients[0].clone()
+        dist.all_reduce(total)
+        return total
+
+
+def _total(local: Tensor) -> Tensor:
+    apply: Any = _Total.apply
+    return cast("Tensor", apply(local))

@@ -96,7 +96,9 @@ def evaluate_sparse(
 
 def _first_inputs(train: Split) -> Iterator[Tensor]:
     seen = 0
-    for x, _ in batches(train, BATCH, seed=0, epoch=0, shuffle=True):
+    # Batches weigh the same in the average, and of one image there is no variance.
+    whole = len(train) > BATCH
+    for x, _ in batches(train, BATCH, seed=0, epoch=0, shuffle=True, drop_last=whole):
         yield x
         seen += len(x)
         if seen >= RECALIBRATION_IMAGES:

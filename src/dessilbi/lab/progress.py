@@ -24,11 +24,16 @@ HEADER = (
 UPDATES_PER_SECOND = 8
 
 
+def plain_console() -> Console:
+    """A console that prints what it is given: paths may hold brackets and colons."""
+    return Console(highlight=False, markup=False, emoji=False)
+
+
 class TerminalDisplay:
     """Shows a run with rich; without a terminal only the lines, so that a log stays readable."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(highlight=False)
+        self.console = console or plain_console()
         self.bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -101,7 +106,7 @@ class TerminalDisplay:
 
     def _line(self, metrics: dict[str, Any], timing: dict[str, Any]) -> str:
         epoch = f"{metrics['epoch']}/{self.epochs}"
-        speed = self.images / max(timing["train_seconds"], 1e-9)
+        speed = timing["images"] / max(timing["train_seconds"], 1e-9)
         return (
             f"{epoch:>9}  {metrics['train_loss']:7.4f}  {metrics['accuracy']:6.2f}"
             f"  {_percent(metrics.get('sparse_accuracy')):>6}"

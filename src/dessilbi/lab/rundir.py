@@ -60,7 +60,7 @@ class RunDir:
     def of(cls, config: Config, runs: Path) -> RunDir:
         """The directory of a configuration, made if needed, with its ``config.json``."""
         run = cls(runs / config.run_name)
-        with _clear_errors(run.path):
+        with clear_errors(run.path):
             run.path.mkdir(parents=True, exist_ok=True)
         if not (run.path / "config.json").exists():
             run.write("config.json", to_json(config).encode())
@@ -87,13 +87,15 @@ class RunDir:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Hold the run against other processes; released even by kill -9."""
-        with _clear_errors(self.path):
+        with clear_errors(self.path):
             file = (self.path / ".lock").open("w")
         with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise RunError(f"{self.path} is in use by another process") from error
+            for stale in self.path.rglob(".*.tmp"):  # of a write that was killed
+                stale.unlink(missing_ok=True)
             yield
 
     # ------------------------------------------------------------------ files
@@ -102,7 +104,7 @@ class RunDir:
         """Write a file whole or not at all."""
         path = self.path / name
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        with _clear_errors(path):
+        with clear_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             try:
                 with temporary.open("wb") as file:
@@ -135,14 +137,14 @@ class RunDir:
         except (OSError, SafetensorError) as error:
             raise RunError(
                 f"{path} is missing or damaged ({error}); "
-                f"remove {path.parent} to start from an earlier checkpoint or from the beginning"
+                f"remove {path.parent} to start from the beginning"
             ) from error
 
     # ------------------------------------------------------------------ epoch records
 
     def append(self, name: str, record: dict[str, Any]) -> None:
         """Add a line to a .jsonl file."""
-        with _clear_errors(self.path / name), (self.path / name).open("a") as file:
+        with clear_errors(self.path / name), (self.path / name).open("a") as file:
             file.write(json.dumps(record) + "\n")
             file.flush()
             os.fsync(file.fileno())
@@ -185,8 +187,8 @@ class RunDir:
             return None
         try:
             state = json.loads(path.read_text())
-            file, checksum = state["tensors"], state["crc32"]
-        except (json.JSONDecodeError, KeyError) as error:
+            file, checksum, _ = state["tensors"], state["crc32"], state["epoch"]
+        except (ValueError, KeyError, TypeError) as error:  # no text, no JSON, or another's
             raise RunError(
                 f"{path} is damaged ({error!r}); remove {path.parent} to start from the beginning"
             ) from error
@@ -194,7 +196,7 @@ class RunDir:
 
 
 @contextmanager
-def _clear_errors(path: Path) -> Iterator[None]:
+def clear_errors(path: Path) -> Iterator[None]:
     """Say in words what the operating system refuses."""
     try:
         yield

@@ -8,6 +8,7 @@ import threading
 import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -17,12 +18,12 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from dessilbi.lab.data import batches, count_batches, load_dataset
-from dessilbi.lab.distributed import Team, pick_device, team
+from dessilbi.lab.distributed import Team, pick_device, seed_rank, share_batchnorm, team
 from dessilbi.lab.environment import describe
 from dessilbi.lab.evaluate import Score, evaluate, evaluate_sparse
 from dessilbi.lab.models import make_model
 from dessilbi.lab.optimizers import make_optimizer
-from dessilbi.lab.rundir import BEST, LAST, RunDir
+from dessilbi.lab.rundir import BEST, LAST, RunDir, RunError, clear_errors
 from dessilbi.lab.schedule import lr_factor, set_lr
 from dessilbi.lab.snapshot import Position, model_tensors, restore, take
 from dessilbi.optim import DessiLBI
@@ -131,6 +132,8 @@ class Trainer:
         crew: Team,
         display: Display,
     ) -> None:
+        if place.tensorboard:
+            import_module("torch.utils.tensorboard")  # if it is missing, better to know now
         self.config, self.place, self.run, self.crew = config, place, run, crew
         self.device = device
         self.display: Display = display if crew.leads else Silent()
@@ -164,12 +167,10 @@ class Trainer:
     def _wrapped(self) -> nn.Module:
         if self.crew.size == 1:
             return self.model
-        if self.device.type == "cuda":
-            # Statistics over the global batch, as one process would take them.
-            convert: Any = nn.SyncBatchNorm.convert_sync_batchnorm
-            self.model = convert(self.model)
-            return DistributedDataParallel(self.model, device_ids=[self.device])
-        return DistributedDataParallel(self.model)
+        # Statistics over the global batch, as one process would take them.
+        self.model = share_batchnorm(self.model, self.device)
+        devices = [self.device] if self.device.type == "cuda" else None
+        return DistributedDataParallel(self.model, device_ids=devices)
 
     # ------------------------------------------------------------------ the run
 
@@ -179,12 +180,13 @@ class Trainer:
         self.display.start(self.config, self.run, self.position, self.data)
         with self._stop_on_signals():
             while self.position.epoch < self.config.epochs:
-                began = time.perf_counter()
+                began, start = time.perf_counter(), self.position.batch
                 self._train_epoch()
                 trained = time.perf_counter()
                 metrics = self._measure()
                 timing = {
                     "epoch": metrics["epoch"],
+                    "images": max(0, len(self.data.train) - start * self.config.batch_size),
                     "train_seconds": trained - began,
                     "evaluate_seconds": time.perf_counter() - trained,
                 }
@@ -193,7 +195,14 @@ class Trainer:
     def _begin(self) -> None:
         last = self.run.load(LAST)
         if last is not None:
-            self.position = restore(last, self.model, self.optimizer)
+            try:
+                self.position = restore(last, self.model, self.optimizer)
+            except (KeyError, ValueError, RuntimeError) as error:
+                raise RunError(
+                    f"{self.run.path / LAST} does not fit this model and optimizer ({error}); if "
+                    f"their code has changed since, move {self.run.path} away to start anew"
+                ) from error
+            self._set_lr(max(self._steps() - 1, 0))
         elif self.crew.leads:
             self.run.write_tensors("init.safetensors", model_tensors(self.model))
             self.run.write("environment.json", describe(self.device, self.crew.size))
@@ -210,6 +219,8 @@ class Trainer:
         augment = self.data.augmentation if config.data.augment else None
         images = len(self.data.train)
         self.net.train()
+        if crew.size > 1:
+            seed_rank(config.seed, position.epoch, crew.rank)
         loss_sum = torch.tensor(position.loss, dtype=torch.float64, device=self.device)
         correct = torch.tensor(position.correct, device=self.device)
         saved = time.perf_counter()
@@ -224,20 +235,17 @@ class Trainer:
             start=position.batch,
         )
         for x, y in stream:
-            step = position.epoch * self.batches + position.batch
-            factor = lr_factor(
-                config.schedule, step=step, steps_per_epoch=self.batches, epochs=config.epochs
-            )
-            set_lr(self.optimizer, factor)
+            step = self._steps()
+            self._set_lr(step)
+            self.optimizer.zero_grad()  # not before: the last gradients explain a loss of NaN
             logits = self.net(x)
             loss = cross_entropy(logits, y)
             # DDP averages over ranks; a rank's share of the global batch is its weight.
             whole = min(config.batch_size, images - position.batch * config.batch_size)
             torch.autograd.backward(loss * (len(y) * crew.size / whole) if crew.size > 1 else loss)
             if self.device.type == "cpu" and not math.isfinite(loss.item()):
-                self._explode(step)
+                self._explode("the loss is", step)
             self.optimizer.step()
-            self.optimizer.zero_grad()
             with torch.no_grad():
                 loss_sum += loss.detach() * len(y)
                 correct += (logits.argmax(1) == y).sum()
@@ -251,11 +259,28 @@ class Trainer:
                 self._pause()
                 saved = now
         position.loss, position.correct = float(loss_sum), int(correct)
-        if not math.isfinite(position.loss):  # on a GPU the loss is not read every step
-            self._explode((position.epoch + 1) * self.batches - 1)
+        self._refuse_nonfinite()
+
+    def _steps(self) -> int:
+        """Steps made so far."""
+        return self.position.epoch * self.batches + self.position.batch
+
+    def _set_lr(self, step: int) -> None:
+        epochs, schedule = self.config.epochs, self.config.schedule
+        factor = lr_factor(schedule, step=step, steps_per_epoch=self.batches, epochs=epochs)
+        set_lr(self.optimizer, factor)
+
+    def _refuse_nonfinite(self) -> None:
+        """Let no broken network take the place of the last good checkpoint."""
+        step = self._steps() - 1
+        if not math.isfinite(self.position.loss):  # on a GPU the loss is not read every step
+            self._explode("the loss is", step)
+        if not all(bool(p.isfinite().all()) for p in self.model.parameters()):
+            self._explode("the weights are", step)
 
     def _pause(self) -> None:
         if self.crew.size == 1:
+            self._refuse_nonfinite()
             self._save(LAST)
         if self.stop_requested:
             raise Interrupted(
@@ -263,16 +288,16 @@ class Trainer:
                 "run the same command again to continue"
             )
 
-    def _explode(self, step: int) -> None:
+    def _explode(self, what: str, step: int) -> None:
         largest, where = 0.0, "no parameter"
         for name, p in self.model.named_parameters():
             if p.grad is not None:
-                size = float(p.grad.detach().abs().nan_to_num(math.inf).max())
+                size = float(p.grad.detach().abs().nan_to_num(math.inf, math.inf).max())
                 if size > largest:
                     largest, where = size, name
         lr = self.optimizer.param_groups[0]["lr"]
         raise TrainingError(
-            f"the loss is not finite at step {step} (epoch {step // self.batches + 1}); the "
+            f"{what} not finite at step {step} (epoch {step // self.batches + 1}); the "
             f"largest gradient is {largest:g}, in {where}. Lower the learning rate (now {lr:g}) "
             "or warm it up (--schedule.warmup 1); a stable step also needs lr < nu. The last "
             f"good checkpoint is kept in {self.run.path / LAST}"
@@ -318,7 +343,8 @@ class Trainer:
             self.run.append("metrics.jsonl", metrics)
             self.run.append("timing.jsonl", timing)
             if self.place.tensorboard:
-                _write_events(self.run.path / "tensorboard", metrics)
+                with clear_errors(self.run.path / "tensorboard"):
+                    _write_events(self.run.path / "tensorboard", metrics)
             if best:
                 self._save(BEST)
             if position.epoch in self.config.keep:

@@ -62,7 +62,9 @@ class GroupLasso:
     def shrinkage(self, V: Tensor) -> Tensor:
         """``max(0, 1 - lambd / ||V_g||)``, kept broadcastable against V; 0 where V_g = 0."""
         norms = group_norms(V, self.dim)
-        return torch.where(norms > self.lambd, 1 - self.lambd / norms, 0)
+        if isinstance(self.lambd, torch.Tensor) or self.lambd == 0:  # 0 / 0 is possible
+            return torch.where(norms > self.lambd, 1 - self.lambd / norms, 0)
+        return (1 - self.lambd / norms).relu()  # one small kernel less; lambd / 0 is infinite
 
     def prox(self, V: Tensor) -> Tensor:
         """``max(0, 1 - lambd / ||V_g||) V_g`` for each group."""

@@ -1,0 +1,209 @@
+"""A subnetwork of a finished run as a run of its own: chosen, started, its mask held."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from dessilbi.lab.config import Config, ConfigError, ScheduleConfig, StartConfig
+from dessilbi.lab.data.load import CARDS
+from dessilbi.lab.models import make_model
+from dessilbi.lab.rundir import LAST, RunDir, RunError
+from dessilbi.lab.schedule import lr_factor
+from dessilbi.path import DEFAULT_ORDER, SolutionPath, count_macs_per_weight
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from dessilbi.lab.config import OptimizerConfig
+    from dessilbi.path import Mask
+
+PATH, MASK, START = "path.safetensors", "mask.safetensors", "start.safetensors"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """Which point of the path; exactly one of the first four."""
+
+    density: float | None = None
+    """Fraction of the weights."""
+    parameters: int | None = None
+    """Number of weights."""
+    epoch: int | None = None
+    """The support of Gamma after this epoch."""
+    stable: bool = False
+    """The support of Gamma at the epoch where it settled."""
+    order: str = DEFAULT_ORDER
+    """Ranking for a budget; the default is the best one known (docs/subnets.md)."""
+
+    def mask(self, path: SolutionPath) -> tuple[Mask, str]:
+        """The mask, and how it was chosen in words."""
+        given = [self.density, self.parameters, self.epoch, self.stable or None]
+        if sum(value is not None for value in given) != 1:
+            raise ConfigError("choose one of --density, --parameters, --epoch and --stable")
+        if self.stable:
+            epoch = path.stable_epoch()
+            if epoch is None:
+                raise ConfigError(
+                    f"the support did not settle within {len(path.epochs)} epochs; "
+                    "train longer, or choose --epoch or --density"
+                )
+            return path.mask(epoch=epoch), f"settled at epoch {epoch}"
+        if self.epoch is not None:
+            return path.mask(epoch=self.epoch), f"epoch {self.epoch}"
+        mask = path.mask(density=self.density, parameters=self.parameters, order=self.order)
+        budget = f"{self.parameters} weights" if self.density is None else f"{self.density:g}"
+        return mask, f"density {budget} by {self.order}"
+
+
+@dataclass(frozen=True)
+class Retrain:
+    """How a subnetwork is trained; ``parse`` reads the command line's word for it."""
+
+    how: Literal["one-shot", "scratch", "scratch-b", "rewind", "finetune"]
+    epoch: int = 0
+
+    @classmethod
+    def parse(cls, word: str | None) -> Retrain:
+        """``None``, scratch, scratch-b, rewind:30 or finetune."""
+        if word is None:
+            return cls("one-shot")
+        if word in ("scratch", "scratch-b", "finetune"):
+            return cls(word)  # type: ignore[arg-type]
+        if found := re.fullmatch(r"rewind:(\d+)", word):
+            return cls("rewind", int(found[1]))
+        raise ConfigError(
+            f"retrain must be scratch, scratch-b, rewind:EPOCH or finetune, got {word!r}"
+        )
+
+
+def open_path(run: RunDir) -> SolutionPath:
+    """The path that a run recorded."""
+    if not (run.path / PATH).is_file():
+        raise RunError(f"{run.path} has no {PATH}: only runs of DessiLBI record one")
+    return SolutionPath.load(run.path / PATH)
+
+
+def prepare(
+    parent: RunDir,
+    choice: Choice,
+    retrain: Retrain,
+    runs: Path,
+    *,
+    epochs: int | None = None,
+    seed: int | None = None,
+    optimizer: OptimizerConfig | None = None,
+) -> Config:
+    """Make the run directory of a subnetwork, mask and weights inside, and return its config.
+
+    Args:
+        parent: the run whose path is chosen from.
+        choice: the point of the path.
+        retrain: what is to be done with it.
+        runs: folder of the new run directory.
+        epochs: training epochs; by default as long as the parent (scratch), what the parent had
+            left (rewind), or a quarter (finetune).
+        seed: order of the images; the parent's by default.
+        optimizer: trains the subnetwork; the parent's by default.
+    """
+    before = parent.config()
+    mask, words = choice.mask(open_path(parent))
+    weights, name = _weights(parent, retrain)
+    digest = _digest(weights, mask)
+    start = StartConfig(
+        parent=parent.path.name,
+        mask=words,
+        weights=name,
+        epoch=retrain.epoch if retrain.how == "rewind" else 0,
+        digest=digest,
+    )
+    config = replace(
+        before,
+        name=f"{before.name}-{retrain.how}",
+        start=start,
+        stop=None,
+        keep=(),
+        epochs=0 if retrain.how == "one-shot" else _epochs(before, retrain, mask, epochs),
+        seed=before.seed if seed is None else seed,
+        optimizer=optimizer or before.optimizer,
+    )
+    if retrain.how == "finetune":
+        config = _at_the_last_rate(config, before)
+    run = RunDir.of(config, runs)
+    if not (run.path / MASK).exists():
+        mask.save(run.path / MASK)
+    if not (run.path / START).exists():
+        run.write_tensors(START, weights)
+    return config
+
+
+def _weights(parent: RunDir, retrain: Retrain) -> tuple[dict[str, Tensor], str]:
+    if retrain.how in ("scratch", "scratch-b"):
+        return parent.read_tensors("init.safetensors"), "init"
+    name, words = LAST, "last"
+    if retrain.how == "rewind":
+        name, words = f"checkpoint-{retrain.epoch}", f"epoch {retrain.epoch}"
+    checkpoint = parent.load(name)
+    if checkpoint is None:
+        raise RunError(
+            f"{parent.path} has no {name}; train it with --keep {retrain.epoch} to rewind there"
+        )
+    return checkpoint.part("model"), words
+
+
+def _epochs(before: Config, retrain: Retrain, mask: Mask, given: int | None) -> int:
+    if given is not None:
+        return given
+    if retrain.how == "rewind":
+        return max(before.epochs - retrain.epoch, 1)
+    if retrain.how == "finetune":
+        return max(before.epochs // 4, 1)
+    if retrain.how == "scratch":
+        return before.epochs  # Scratch-E: the epochs of the dense training
+    # Scratch-B: its multiply-adds, at most twice the epochs (Liu et al., Rethinking, ICLR 2019).
+    return round(before.epochs * min(2.0, 1 / max(_share_of_macs(before, mask), 1e-9)))
+
+
+def _share_of_macs(config: Config, mask: Mask) -> float:
+    card = CARDS[config.data.name]
+    channels, side, _ = card.shape
+    model = make_model(
+        config.model.name,
+        num_classes=len(card.classes) or 1000,  # ImageNet's are known by its folders only
+        in_channels=channels,
+        input_size=side,
+    )
+    each = count_macs_per_weight(model, torch.zeros(1, *card.shape))
+    kept = sum(int(mask[name].sum()) * each[name] for name in mask.names)
+    return kept / sum(mask[name].numel() * each[name] for name in mask.names)
+
+
+def _at_the_last_rate(config: Config, before: Config) -> Config:
+    """Fine-tuning stays at the learning rate that the parent ended with."""
+    last = lr_factor(
+        before.schedule,
+        step=max(before.epochs - 1, 0),
+        steps_per_epoch=1,
+        epochs=before.epochs,
+    )
+    rate = before.optimizer.lr * (last if last > 0 else 1)
+    return replace(
+        config,
+        optimizer=replace(config.optimizer, lr=rate),
+        schedule=ScheduleConfig(kind="constant"),
+    )
+
+
+def _digest(weights: dict[str, Tensor], mask: Mask) -> str:
+    found = hashlib.sha256()
+    for part in (weights, dict(mask.tensors)):
+        for name in sorted(part):
+            found.update(name.encode())
+            found.update(part[name].contiguous().view(torch.uint8).numpy().data)
+    return found.hexdigest()[:16]

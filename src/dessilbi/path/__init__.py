@@ -1,0 +1,25 @@
+"""The path of Gamma's support: recording, reading, selecting from it, and knowing when to stop."""
+
+from ._file import FormatError
+from .layers import Layer
+from .macs import count_macs_per_weight
+from .mask import Mask
+from .orders import DEFAULT_ORDER, DEFAULT_SCALE, ORDERS, SCALES
+from .recorder import PathRecorder
+from .solution_path import SolutionPath
+from .stopping import StabilityRule, support_distance
+
+__all__ = [
+    "DEFAULT_ORDER",
+    "DEFAULT_SCALE",
+    "ORDERS",
+    "SCALES",
+    "FormatError",
+    "Layer",
+    "Mask",
+    "PathRecorder",
+    "SolutionPath",
+    "StabilityRule",
+    "count_macs_per_weight",
+    "support_distance",
+]

@@ -1,0 +1,86 @@
+"""What a mark keeps of one layer, measured."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+
+from ._strengths import Strengths
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from dessilbi.optim import DessiLBI
+
+    from .layers import Layer
+
+_LARGEST = float(np.finfo(np.float16).max)
+
+
+class Measured(NamedTuple):
+    """One layer at one moment."""
+
+    active: NDArray[np.bool_]
+    """Support, by group."""
+    kept: int
+    """Weights in the support."""
+    gap: float
+    """``||W - Gamma||^2``."""
+    coupling: float
+    """``||W - Gamma||^2 / (2 nu)``."""
+    norms: NDArray[np.float32]
+    """Of W, Gamma and V: 3 x rows."""
+    kappa: float
+    thresholds: NDArray[np.float32]
+    W: NDArray[np.float16] | None
+    """|W| by element; ``None`` for group layers, whose norms say it."""
+    V: NDArray[np.float16] | None
+
+
+@torch.no_grad()
+def measure(opt: DessiLBI, p: Tensor, layer: Layer) -> Measured:
+    """Measure the layer of parameter p."""
+    group = next(g for g in opt.param_groups if any(p is q for q in g["params"]))
+    kappa, nu = float(group["kappa"]), float(group["nu"])
+    penalty = opt.penalty(p)
+    V: Tensor | None = opt.state[p].get("v") if p in opt.state else None
+    if V is None:  # before the first step
+        V = torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32))
+    W, Gamma = p.detach().to(V.dtype), kappa * penalty.prox(V)
+    active = penalty.active(V).flatten()
+    gap = float((W - Gamma).double().square().sum())
+    norms = torch.stack([layer.norms(x) for x in (W, Gamma, V)])
+    lambd = penalty.lambd
+    thresholds = lambd if isinstance(lambd, torch.Tensor) else torch.tensor(lambd)
+    return Measured(
+        active=active.cpu().numpy(),
+        kept=int(active.sum()) * layer.group_size,
+        gap=gap,
+        coupling=gap / (2 * nu),
+        norms=norms.float().cpu().numpy(),
+        kappa=kappa,
+        thresholds=thresholds.float().flatten().cpu().numpy().copy(),
+        W=None if layer.exact else _half(W),
+        V=None if layer.exact else _half(V),
+    )
+
+
+def strengths(layers: Sequence[Layer], measured: Sequence[Measured]) -> Strengths:
+    """What ranks the groups, from the measures of all layers."""
+    pairs = [(layer.name, m) for layer, m in zip(layers, measured, strict=True)]
+    return Strengths(
+        W={name: m.W for name, m in pairs if m.W is not None},
+        V={name: m.V for name, m in pairs if m.V is not None},
+        thresholds={name: m.thresholds for name, m in pairs},
+        kappa={name: m.kappa for name, m in pairs},
+    )
+
+
+def _half(x: Tensor) -> NDArray[np.float16]:
+    half: NDArray[np.float16] = x.abs().clamp(max=_LARGEST).half().flatten().cpu().numpy()
+    return half

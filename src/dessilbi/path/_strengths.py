@@ -1,0 +1,67 @@
+"""How strong each group is at the last mark."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Strengths:
+    """What ranks the groups, beside the norms of the last mark.
+
+    Group layers have their norms in every mark. By element that would be as large as a checkpoint
+    an epoch, so elements have |W| and |V| at the last mark only, in float16: 11 bits of precision
+    serve a ranking, and values below 6e-8 count as zero.
+    """
+
+    W: dict[str, NDArray[np.float16]]
+    """|W| by element, for Lasso layers."""
+    V: dict[str, NDArray[np.float16]]
+    """|V| by element, for Lasso layers."""
+    thresholds: dict[str, NDArray[np.float32]]
+    """lambd of each group, or one number for the layer."""
+    kappa: dict[str, float]
+
+
+_W, _V, _THRESHOLDS = "strength.W.", "strength.V.", "strength.lambd."
+
+
+def pack_strengths(s: Strengths | None) -> tuple[dict[str, Any], dict[str, NDArray[np.generic]]]:
+    """Plain values and arrays."""
+    if s is None:
+        return {"kappa": None}, {}
+    arrays: dict[str, NDArray[np.generic]] = {}
+    for start, by_layer in ((_W, s.W), (_V, s.V)):
+        arrays |= {start + name: _compress(array) for name, array in by_layer.items()}
+    arrays |= {_THRESHOLDS + name: array for name, array in s.thresholds.items()}
+    return {"kappa": s.kappa}, arrays
+
+
+def unpack_strengths(values: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Strengths | None:
+    """The inverse of :func:`pack_strengths`."""
+    if values["kappa"] is None:
+        return None
+
+    def part(start: str) -> dict[str, NDArray[Any]]:
+        return {k.removeprefix(start): a for k, a in arrays.items() if k.startswith(start)}
+
+    W, V = ({name: _decompress(a) for name, a in part(start).items()} for start in (_W, _V))
+    return Strengths(W, V, part(_THRESHOLDS), values["kappa"])
+
+
+def _compress(array: NDArray[np.float16]) -> NDArray[np.uint8]:
+    """Low bytes apart from high bytes: exponents are much alike, a fifth of the whole is saved."""
+    planes = array.view(np.uint8).reshape(-1, 2).T
+    return np.frombuffer(zlib.compress(planes.tobytes(), 1), dtype=np.uint8)
+
+
+def _decompress(content: NDArray[np.uint8]) -> NDArray[np.float16]:
+    planes = np.frombuffer(zlib.decompress(content.tobytes()), dtype=np.uint8).reshape(2, -1)
+    return np.ascontiguousarray(planes.T).view(np.float16).reshape(-1)

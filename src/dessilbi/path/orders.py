@@ -1,0 +1,192 @@
+"""In which order groups are taken when a budget is to be filled.
+
+:data:`ORDERS` maps a name to the sort keys of the groups, the most important first, larger is
+taken earlier; groups that tie in all keys are taken as they are numbered. An order never looks at
+the budget: masks of different budgets are prefixes of one ranking, hence nested.
+
+The keys come from :class:`Groups`: the step of entry, and the strengths |W|, |V| and |Gamma| at the
+last mark. Strengths of different layers are compared on one of the :data:`SCALES`:
+
+- ``"rms"``: a filter's norm over sqrt(its size), that is its typical weight. Filters of any fan-in
+  and single weights are then in the same unit, and a budget is spent where a weight does most.
+- ``"norm"``: the norm itself, what the penalty compares with lambd. Right among filters; a filter
+  always beats a single weight.
+- ``"threshold"``: the norm over the group's own lambd. For ``"dual"`` this is the algorithm's own
+  scale, above 1 inside the support: at the support's density the mask is the support, up to
+  rounding.
+- ``"layer"``: the norm over the layer's root mean square norm. Undoes that initialisation gives
+  wide layers smaller weights; layers end up at similar densities.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, get_args
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from ._events import NEVER
+from .layers import unknown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Sequence
+
+    from numpy.typing import NDArray
+
+    from ._events import Events
+    from .layers import Layer
+    from .solution_path import SolutionPath
+
+    Floats = NDArray[np.floating]
+    Keys = tuple[NDArray[np.generic], ...]
+
+Scale = Literal["rms", "norm", "threshold", "layer"]
+SCALES: tuple[str, ...] = get_args(Scale)
+
+
+class Groups:
+    """What can be said of the groups of some layers; every array has one entry a group."""
+
+    def __init__(self, path: SolutionPath, layers: Sequence[Layer], scale: Scale) -> None:
+        if scale not in SCALES:
+            raise ValueError(unknown("scale", scale, SCALES))
+        if path.strengths is None:
+            raise ValueError(
+                "groups can be ranked only after a marked epoch, and this path "
+                f"{'was cut at one' if path.marks else 'has none'}; call record(epoch) first"
+            )
+        self.path, self.layers, self.scale = path, layers, scale
+        self.strengths = path.strengths
+
+    @cached_property
+    def entry(self) -> Floats:
+        """Step of the first entry; infinite for a group that never entered."""
+        return self._at_common_resolution(self._events.first_entries(self.path.groups))
+
+    @cached_property
+    def stay(self) -> Floats:
+        """Step since which the group has been inside; infinite for one that is outside now."""
+        return self._at_common_resolution(self._events.stays(self.path.groups))
+
+    @cached_property
+    def inside(self) -> NDArray[np.bool_]:
+        """Whether the group is in the support at the last mark."""
+        bits = self.path.supports.at(len(self.path.marks) - 1)
+        return np.concatenate([bits[layer.slice] for layer in self.layers])
+
+    @cached_property
+    def magnitude(self) -> Floats:
+        """Norm of W, on the chosen scale."""
+        return self._scaled("W")
+
+    @cached_property
+    def gamma(self) -> Floats:
+        """Norm of Gamma, on the chosen scale."""
+        return self._scaled("Gamma")
+
+    @cached_property
+    def dual(self) -> Floats:
+        """Norm of V, on the chosen scale."""
+        return self._scaled("V")
+
+    # ------------------------------------------------------------------ entries
+
+    @cached_property
+    def _events(self) -> Events:
+        return self.path.changes(self.layers)
+
+    def _at_common_resolution(self, steps: NDArray[np.int64]) -> Floats:
+        chosen = np.concatenate([steps[layer.slice] for layer in self.layers])
+        result = np.where(chosen == NEVER, np.inf, chosen.astype(np.float64))
+        kinds = {layer.exact for layer in self.layers}
+        if len(kinds) == 2:
+            # Single weights are seen at marks only, hence late; filters must not gain by that.
+            marks = np.array([mark.step for mark in self.path.marks] + [np.inf])
+            seen = marks[np.searchsorted(marks, result)]
+            result = np.where(np.isinf(seen), result, seen)
+        return result
+
+    # ------------------------------------------------------------------ strengths
+
+    def _scaled(self, what: Literal["W", "Gamma", "V"]) -> Floats:
+        return np.concatenate([self._of_layer(layer, what) for layer in self.layers])
+
+    def _of_layer(self, layer: Layer, what: Literal["W", "Gamma", "V"]) -> Floats:
+        norms = np.nan_to_num(self._norms(layer, what), nan=0.0)  # a diverged weight comes last
+        divisor: Floats = np.ones(1, dtype=np.float32)
+        if self.scale == "threshold":
+            lambd = self.strengths.thresholds[layer.name]
+            divisor = np.where(lambd > 0, lambd, divisor)
+        elif self.scale == "rms":
+            divisor = divisor * np.sqrt(np.float32(layer.group_size))
+        elif self.scale == "layer":
+            divisor = np.sqrt(np.square(norms, dtype=np.float64).mean(keepdims=True))
+        return np.divide(norms, np.where(divisor > 0, divisor, 1), dtype=np.float32)
+
+    def _norms(self, layer: Layer, what: Literal["W", "Gamma", "V"]) -> NDArray[np.float32]:
+        norms: NDArray[np.float32]
+        if layer.exact:
+            norms = getattr(self.path.norms(self.path.epochs[-1], layer.name), what).numpy()
+            return norms
+        s = self.strengths
+        norms = (s.W if what == "W" else s.V)[layer.name].astype(np.float32)
+        if what == "Gamma":
+            norms = np.float32(s.kappa[layer.name]) * np.maximum(
+                norms - s.thresholds[layer.name], 0
+            )
+        return norms
+
+
+def _places(keys: Floats) -> Floats:
+    """Rank of each entry, the largest 1; those that tie share the mean of their ranks."""
+    _, inverse, counts = np.unique(-keys, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    return (last - (counts - 1) / 2)[inverse]
+
+
+ORDERS: dict[str, Callable[[Groups], Keys]] = {
+    "entry": lambda g: (-g.entry, g.magnitude),
+    "stay": lambda g: (-g.stay, g.magnitude),
+    "magnitude": lambda g: (g.magnitude,),
+    "dual": lambda g: (g.dual,),
+    "gamma": lambda g: (g.inside, g.gamma, g.dual),
+    "support+magnitude": lambda g: (g.inside, g.magnitude),
+    "entry+magnitude": lambda g: (-_places(-g.entry) - _places(g.magnitude), g.magnitude),
+    "entry+dual": lambda g: (-_places(-g.entry) - _places(g.dual), g.dual),
+}
+"""Orders by name.
+
+- ``entry``: the step of first entry; those that tie, or never entered, by |W|.
+- ``stay``: the same with the start of the present stay: who left again comes last.
+- ``magnitude``, ``dual``: |W|, |V| at the last mark.
+- ``gamma``: the support first, by |Gamma|, then the rest by |V|.
+- ``support+magnitude``: the support first; inside and outside of it by |W|.
+- ``entry+magnitude``, ``entry+dual``: the sum of the two ranks.
+"""
+
+DEFAULT_ORDER = "entry"
+DEFAULT_SCALE: Scale = "rms"
+
+_latest: WeakKeyDictionary[SolutionPath, tuple[Hashable, NDArray[np.int64]]] = WeakKeyDictionary()
+
+
+def ranking(
+    path: SolutionPath, layers: Sequence[Layer], order: str, scale: Scale
+) -> NDArray[np.int64]:
+    """The groups of some layers, numbered through these, best first."""
+    if order not in ORDERS:
+        raise ValueError(unknown("order", order, ORDERS))
+    names = tuple(layer.name for layer in layers)
+    wanted: Hashable = (order, scale, names, path.step, len(path.marks))
+    known, ranked = _latest.get(path, (None, None))
+    if ranked is None or known != wanted:  # sorting millions of weights takes seconds
+        keys = ORDERS[order](Groups(path, layers, scale))
+        ranked = np.lexsort([_descending(key) for key in reversed(keys)])
+        _latest[path] = (wanted, ranked)
+    return ranked
+
+
+def _descending(key: NDArray[Any]) -> NDArray[Any]:
+    descending: NDArray[Any] = ~key if key.dtype == np.bool_ else -key
+    return descending

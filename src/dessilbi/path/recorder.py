@@ -1,0 +1,211 @@
+"""Keeps the path while the optimizer runs: a hook after every step, a mark after every epoch."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from dessilbi.optim import DessiLBI, GroupLasso
+from dessilbi.optim._dtensor import is_dtensor
+
+from ._marks import Mark
+from ._measure import measure, strengths
+from .layers import Layer, make_layers
+from .solution_path import SolutionPath
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import Tensor, nn
+
+
+class PathRecorder:
+    """Records when groups enter and leave the support of Gamma.
+
+    After each step of the optimizer the norms of V's groups are compared with their thresholds, and
+    what changed is noted: exact to the step, with one transfer of a byte a group from the device.
+    Elements of Lasso layers are too many for that; they are seen when :meth:`record` marks an
+    epoch. Training is not changed.
+
+    A step in which the learning rate of every group is 0 moves nothing and is not counted; such is
+    the step by which torch.distributed.checkpoint creates the optimizer's state.
+
+    Args:
+        model: gives the parameters their names.
+        opt: the optimizer to watch.
+        path: an earlier path to go on with, which is copied; cut it to the checkpoint with
+            :meth:`SolutionPath.truncated`, and load the checkpoint into ``opt`` first.
+        step: steps done so far, if ``path`` is to be cut there.
+
+    Example:
+        >>> net = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3))
+        >>> opt = DessiLBI(net.parameters(), lr=0.1)
+        >>> with PathRecorder(net, opt) as recorder:
+        ...     recorder.record(epoch=0)
+        >>> recorder.path.density(epoch=0)
+        0.0
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        opt: DessiLBI,
+        path: SolutionPath | None = None,
+        step: int | None = None,
+    ) -> None:
+        if not isinstance(opt, DessiLBI):
+            raise TypeError(f"opt must be a DessiLBI optimizer, got {type(opt).__name__}")
+        self._opt = opt
+        self._params = _twins_by_name(model, opt)
+        layers = _layers(opt, self._params)
+        if path is None:
+            if step:
+                raise ValueError(f"step={step} needs the path up to it; give path= as well")
+            self.path = SolutionPath(layers)
+        else:
+            self.path = path.truncated(step=step)
+            _check_same_layers(self.path.layers, layers)
+        self._exact = [layer for layer in self.path.layers if layer.exact]
+        # Numbers of the watched groups among all, and whether they were inside after the last step.
+        self._watched = np.concatenate(
+            [np.arange(0), *(np.arange(s.start, s.stop) for s in (e.slice for e in self._exact))]
+        )
+        self._inside: NDArray[np.bool_] = self.path.event_log.activity(self.path.groups)[
+            self._watched
+        ]
+        if path is not None and not np.array_equal(self._inside, self._activity()):
+            raise ValueError(
+                f"the path up to step {self.path.step} and the optimizer's state disagree on the "
+                "support; load the checkpoint of that step into the optimizer first, or cut the "
+                "path to the checkpoint's step with path.truncated(step=..., epoch=...)"
+            )
+        self._handle = opt.register_step_post_hook(self._after_step)
+
+    @property
+    def step(self) -> int:
+        """Steps recorded so far: what a checkpoint must remember to resume."""
+        return self.path.step
+
+    def close(self) -> None:
+        """Stop watching; the path stays."""
+        self._handle.remove()
+
+    def __enter__(self) -> PathRecorder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ------------------------------------------------------------------ every step
+
+    def _after_step(self, opt: object, args: object, kwargs: object) -> None:
+        if all(float(group["lr"]) == 0 for group in self._opt.param_groups):
+            return
+        self.path.step += 1
+        now = self._activity()
+        changed = np.flatnonzero(now != self._inside)
+        if len(changed):
+            self.path.event_log.append(self.path.step, self._watched[changed], now[changed])
+            self._inside = now
+
+    @torch.no_grad()
+    def _activity(self) -> NDArray[np.bool_]:
+        """Which watched groups are in the support now."""
+        parts = []
+        for layer in self._exact:
+            p = self._params[layer.name]
+            V = self._opt.state[p].get("v") if p in self._opt.state else None
+            if V is None:
+                parts.append(torch.zeros(layer.groups, dtype=torch.bool, device=p.device))
+            else:
+                parts.append(self._opt.penalty(p).active(V))
+        if len({part.device for part in parts}) > 1:
+            parts = [part.cpu() for part in parts]
+        active = torch.cat(parts) if parts else torch.zeros(0, dtype=torch.bool)
+        numbers: NDArray[np.bool_] = active.cpu().numpy()
+        return numbers
+
+    # ------------------------------------------------------------------ every epoch
+
+    @torch.no_grad()
+    def record(self, epoch: int, loss: float | None = None) -> None:
+        """Mark an epoch: keep support, norms, densities, coupling gap and loss as they are now.
+
+        Args:
+            epoch: larger than the last one marked; 0 is before training.
+            loss: the training loss L(W), for :meth:`SolutionPath.augmented_loss`.
+        """
+        path = self.path
+        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
+            raise ValueError(f"epoch must be an integer >= 0, got {epoch!r}")
+        if path.marks and epoch <= path.marks[-1].epoch:
+            raise ValueError(
+                f"epoch must be larger than the last one marked, {path.marks[-1].epoch}, got "
+                f"{epoch}; to go on from a checkpoint, cut the path with truncated(epoch=...)"
+            )
+        late = {id(p) for _, p in self._opt.twins()} - {id(p) for p in self._params.values()}
+        if late:
+            raise RuntimeError(
+                "the optimizer was given parameters with a twin after the recorder was made; make "
+                "the recorder after the last add_param_group"
+            )
+        measured = [measure(self._opt, self._params[one.name], one) for one in path.layers]
+        path.supports.append(np.concatenate([m.active for m in measured]))
+        path.marks.append(
+            Mark(
+                epoch=epoch,
+                step=path.step,
+                loss=math.nan if loss is None else float(loss),
+                counts=np.array([m.kept for m in measured], dtype=np.int64),
+                gap=np.array([m.gap for m in measured]),
+                coupling=np.array([m.coupling for m in measured]),
+                norms=np.concatenate([m.norms for m in measured], axis=1),
+            )
+        )
+        path.strengths = strengths(path.layers, measured)
+
+
+def _twins_by_name(model: nn.Module, opt: DessiLBI) -> dict[str, Tensor]:
+    """Parameters with a twin, as the model calls them: the optimizer may not know names."""
+    names = {id(p): name for name, p in model.named_parameters()}
+    found = {}
+    for given, p in opt.twins():
+        if id(p) not in names:
+            raise ValueError(
+                f"the optimizer's parameter {given!r} of shape {tuple(p.shape)} is not one of the "
+                "model's; pass the model whose parameters it trains"
+            )
+        if is_dtensor(p):
+            raise ValueError(
+                f"parameter {names[id(p)]!r} is a DTensor: paths of sharded parameters are not "
+                "recorded; use DistributedDataParallel, or train without a recorder"
+            )
+        found[names[id(p)]] = p
+    if not found:
+        raise ValueError(
+            "no parameter of the optimizer has a twin, there is nothing to record; give it a "
+            "penalty, for example by split_parameters(model)"
+        )
+    return found
+
+
+def _layers(opt: DessiLBI, params: dict[str, Tensor]) -> tuple[Layer, ...]:
+    penalties = {name: opt.penalty(p) for name, p in params.items()}
+    return make_layers(
+        (name, tuple(params[name].shape), penalty.dim if isinstance(penalty, GroupLasso) else None)
+        for name, penalty in penalties.items()
+    )
+
+
+def _check_same_layers(recorded: tuple[Layer, ...], present: tuple[Layer, ...]) -> None:
+    if recorded == present:
+        return
+    for old, new in zip(recorded, present, strict=False):
+        if old != new:
+            raise ValueError(f"the path was recorded for another network: it has {old}, not {new}")
+    raise ValueError(
+        f"the path was recorded for another network: it has {len(recorded)} layers with a twin, "
+        f"this one {len(present)}"
+    )

@@ -1,0 +1,263 @@
+"""The path of Gamma's support through training: what was recorded, and how to read it."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+
+from . import _path_file
+from ._events import EventLog, Events
+from ._supports import SupportSequence
+from .layers import unknown
+from .orders import DEFAULT_ORDER, DEFAULT_SCALE
+from .selection import Budget, select
+from .stopping import StabilityRule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from ._marks import Mark
+    from ._strengths import Strengths
+    from .layers import Layer
+    from .mask import Mask
+    from .orders import Scale
+    from .stopping import Distance
+
+
+class LayerEvents(NamedTuple):
+    """What happened to the groups of one layer, in the order of steps."""
+
+    steps: Tensor
+    groups: Tensor
+    entered: Tensor
+    """True for an entry, False for a leave."""
+
+
+class Norms(NamedTuple):
+    """Euclidean norms: by group, or by slice along dim 0 for Lasso layers."""
+
+    W: Tensor
+    Gamma: Tensor
+    V: Tensor
+
+
+class SolutionPath:
+    """Which groups were in the support of Gamma, and when.
+
+    Step 1 is the first step of the optimizer; a mark is an epoch given to
+    :meth:`PathRecorder.record`. Group layers are known to the step, Lasso layers from mark to mark.
+    Nothing here needs the model.
+    """
+
+    def __init__(
+        self,
+        layers: Iterable[Layer],
+        *,
+        step: int = 0,
+        events: EventLog | None = None,
+        supports: SupportSequence | None = None,
+        marks: Sequence[Mark] = (),
+        strengths: Strengths | None = None,
+    ) -> None:
+        self.layers: tuple[Layer, ...] = tuple(layers)
+        self.step = step
+        """Steps recorded so far."""
+        self.groups = sum(layer.groups for layer in self.layers)
+        self.event_log = events or EventLog()
+        self.supports = supports or SupportSequence(self.groups)
+        self.marks = list(marks)
+        self.strengths = strengths
+        """Of the last mark; ``None`` without one, or if it was cut off."""
+
+    def __repr__(self) -> str:
+        return (
+            f"SolutionPath({len(self.layers)} layers, {self.groups} groups, step {self.step}, "
+            f"{len(self.marks)} marked epochs)"
+        )
+
+    # ------------------------------------------------------------------ reading
+
+    @property
+    def epochs(self) -> tuple[int, ...]:
+        """The marked epochs."""
+        return tuple(mark.epoch for mark in self.marks)
+
+    def layer(self, name: str) -> Layer:
+        """A layer by its name."""
+        for layer in self.layers:
+            if layer.name == name:
+                return layer
+        raise ValueError(unknown("layer", name, (layer.name for layer in self.layers)))
+
+    def support(self, epoch: int) -> dict[str, Tensor]:
+        """The support of Gamma at a marked epoch, shaped as the weights."""
+        bits = torch.from_numpy(self.supports.at(self._place(epoch)))
+        return {layer.name: layer.expand(bits[layer.slice]) for layer in self.layers}
+
+    def events(self, layer: str) -> LayerEvents:
+        """Entries and leaves of a layer's groups.
+
+        Exact to the step for group layers. For Lasso layers the step is that of the mark at which
+        the change was first seen, and what came and went between two marks is not seen.
+        """
+        found = self.layer(layer)
+        events = self.changes([found])
+        local = events.groups - found.offset
+        arrays = (events.steps.astype(np.int64), local.astype(np.int64), events.entered)
+        return LayerEvents(*(torch.from_numpy(a.copy()) for a in arrays))
+
+    def entry_steps(self, layer: str) -> Tensor:
+        """Step at which each group first entered; -1 if never. See :meth:`events`."""
+        found = self.layer(layer)
+        return torch.from_numpy(self.changes([found]).first_entries(self.groups)[found.slice])
+
+    def changes(self, layers: Sequence[Layer]) -> Events:
+        """Events of some layers, groups numbered through all layers."""
+        wanted = np.zeros(self.groups, dtype=np.bool_)
+        for layer in layers:
+            wanted[layer.slice] = layer.exact
+        exact = self.event_log.all()
+        parts = [exact.where(wanted[exact.groups])]
+        for layer in layers:
+            wanted[layer.slice] = not layer.exact
+        if wanted.any() and not all(layer.exact for layer in layers):
+            parts += self._changes_between_marks(wanted)
+        return Events(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+    def _changes_between_marks(self, wanted: NDArray[np.bool_]) -> list[Events]:
+        inside = np.zeros(self.groups, dtype=np.bool_)
+        parts = []
+        for place, mark in enumerate(self.marks):
+            flips = self.supports.flips(place)
+            flips = flips[wanted[flips]]
+            inside[flips] ^= True
+            steps = np.full(len(flips), mark.step, dtype=np.int32)
+            parts.append(Events(steps, flips.astype(np.int32), inside[flips]))
+        return parts
+
+    def norms(self, epoch: int, layer: str) -> Norms:
+        """Norms of W, Gamma and V at a marked epoch: by group, for the Lasso by slice of dim 0."""
+        found, norms = self.layer(layer), self.marks[self._place(epoch)].norms
+        start = sum(other.rows for other in self.layers[: self.layers.index(found)])
+        return Norms(*torch.from_numpy(norms[:, start : start + found.rows].copy()))
+
+    def density(self, epoch: int, layer: str | None = None) -> float:
+        """Fraction of weights in the support: of a layer, or of all weights with a twin."""
+        chosen = self._chosen(layer)
+        total = sum(self.layers[i].numel for i in chosen)
+        counts = self.marks[self._place(epoch)].counts
+        return int(counts[chosen].sum()) / total if total else 0.0
+
+    def gap(self, epoch: int, layer: str | None = None) -> float:
+        """The coupling gap ``||W - Gamma||`` at a marked epoch."""
+        return math.sqrt(self.marks[self._place(epoch)].gap[self._chosen(layer)].sum())
+
+    def loss(self, epoch: int) -> float | None:
+        """The loss that was given for a marked epoch, if any."""
+        loss = self.marks[self._place(epoch)].loss
+        return None if math.isnan(loss) else loss
+
+    def augmented_loss(self, epoch: int) -> float | None:
+        """The paper's ``L(W) + ||W - Gamma||^2 / (2 nu)``; ``None`` if no loss was given."""
+        loss = self.loss(epoch)
+        coupling = float(self.marks[self._place(epoch)].coupling.sum())
+        return None if loss is None else loss + coupling
+
+    def _place(self, epoch: int) -> int:
+        for place in range(len(self.marks) - 1, -1, -1):
+            if self.marks[place].epoch == epoch:
+                return place
+        marked = ", ".join(map(str, self.epochs)) or "none"
+        raise ValueError(f"epoch {epoch!r} is not marked; marked epochs: {marked}")
+
+    def _chosen(self, layer: str | None) -> list[int]:
+        return [self.layers.index(one) for one in ([self.layer(layer)] if layer else self.layers)]
+
+    # ------------------------------------------------------------------ selection
+
+    def mask(
+        self,
+        epoch: int | None = None,
+        *,
+        density: float | None = None,
+        parameters: int | None = None,
+        macs: float | None = None,
+        macs_per_weight: Mapping[str, float] | None = None,
+        per_layer: float | Mapping[str, float] | None = None,
+        order: str = DEFAULT_ORDER,
+        scale: Scale = DEFAULT_SCALE,
+        floor: int | Mapping[str, int] | None = None,
+        layers: Sequence[str] | None = None,
+    ) -> Mask:
+        """The support at a marked epoch, or the best groups that a budget allows.
+
+        A budget takes a prefix of one fixed ranking, so that a smaller budget gives a subset of a
+        larger one, whatever its unit. The prefix ends at the first group that does not fit: the
+        budget is never exceeded, but for floors.
+
+        Args:
+            epoch: a marked epoch: its support as it was.
+            density: budget as a fraction of the weights.
+            parameters: budget as a number of weights.
+            macs: budget in multiply-adds, with ``macs_per_weight``, the multiply-adds that one
+                weight of a layer takes part in (:func:`count_macs_per_weight`).
+            macs_per_weight: see ``macs``.
+            per_layer: density by layer (or one for every layer). Layers that it does not name share
+                ``density``, ``parameters`` or ``macs``, which then count those layers only.
+            order: how groups are ranked, a name in :data:`ORDERS`.
+            scale: how strengths of different layers are compared, a name in :data:`SCALES`.
+            floor: least number of groups of a layer that are kept, over the budget if need be: one
+                number for all or by layer. 1 for budgets, so that no layer vanishes and cuts the
+                network in two; 0 for ``epoch``.
+            layers: the layers to choose from, all by default; the others are not in the mask, and
+                densities count these layers only.
+        """
+        budget = Budget(epoch, density, parameters, macs, macs_per_weight, per_layer)
+        return select(self, budget, order=order, scale=scale, floor=floor, layers=layers)
+
+    def stable_epoch(
+        self, window: int = 5, tolerance: float = 0.1, distance: Distance = "jaccard"
+    ) -> int | None:
+        """The first marked epoch at which the support has settled; ``None`` if it has not.
+
+        What :class:`StabilityRule` says when it is shown the marked supports one after another.
+        """
+        rule = StabilityRule(window, tolerance, distance)
+        return next((e for e in self.epochs if rule.update(self.support(e))), None)
+
+    # ------------------------------------------------------------------ keeping
+
+    def truncated(self, step: int | None = None, epoch: int | None = None) -> SolutionPath:
+        """A copy without what came after a step or an epoch: the path as a checkpoint knows it."""
+        step = self.step if step is None else step
+        if not 0 <= step <= self.step:
+            raise ValueError(
+                f"step must be from 0 to {self.step}, where this path ends, got {step}; save the "
+                "path before the checkpoint that is to continue it"
+            )
+        marks = [m for m in self.marks if m.step <= step and (epoch is None or m.epoch <= epoch)]
+        whole = len(marks) == len(self.marks)
+        return SolutionPath(
+            self.layers,
+            step=step,
+            events=self.event_log.up_to(step),
+            supports=self.supports.first(len(marks)),
+            marks=marks,
+            strengths=self.strengths if whole else None,
+        )
+
+    def save(self, file: str | Path) -> int:
+        """Write the path to one safetensors file, whole or not at all; returns its size."""
+        return _path_file.write(self, file)
+
+    @classmethod
+    def load(cls, file: str | Path) -> SolutionPath:
+        """Read a path; raises :class:`FormatError` for a damaged, foreign or newer file."""
+        return cls(**_path_file.read(file))

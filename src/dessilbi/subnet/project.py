@@ -1,0 +1,82 @@
+"""A subnetwork inside its network: the weights off a mask are zero, for a while or for good."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+    from dessilbi.path.mask import Mask
+
+
+@contextmanager
+def project(model: nn.Module, mask: Mask) -> Iterator[nn.Module]:
+    """Within the context every weight off the mask is zero; afterwards the dense weights are back.
+
+    The weights come back bit for bit, also when the body raises. What the body itself writes to
+    masked parameters is lost; BatchNorm statistics are not touched (see
+    :func:`recalibrate_batchnorm`).
+
+    Args:
+        model: the network.
+        mask: which weights stay; parameters that it does not name stay as they are.
+
+    Example:
+        >>> with project(model, path.mask(density=0.05)):
+        ...     accuracy = evaluate(model)
+    """
+    kept = _masked(model, mask)
+    dense = [p.detach().clone() for p, _ in kept]
+    try:
+        _zero(kept)
+        yield model
+    finally:
+        with torch.no_grad():
+            for (p, _), weights in zip(kept, dense, strict=True):
+                p.copy_(weights)
+
+
+class HeldMask:
+    """A mask that training cannot leave: after every step of the optimizer it is applied again.
+
+    The weights off the mask are exactly zero in every forward pass, whatever momentum, weight decay
+    or a loaded checkpoint would make of them.
+
+    Args:
+        model: the network; its masked weights become zero at once.
+        mask: which weights stay.
+        optimizer: the optimizer that trains the model.
+    """
+
+    def __init__(self, model: nn.Module, mask: Mask, optimizer: Optimizer) -> None:
+        self._kept = _masked(model, mask)
+        self._handle = optimizer.register_step_post_hook(lambda *_: self.apply())
+        self.apply()
+
+    def apply(self) -> None:
+        """Set the weights off the mask to zero; needed by hand only after loading weights."""
+        _zero(self._kept)
+
+    def release(self) -> None:
+        """Let go: from now on all weights are trained."""
+        self._handle.remove()
+
+
+def _masked(model: nn.Module, mask: Mask) -> list[tuple[Tensor, Tensor]]:
+    mask.check(model)
+    params = dict(model.named_parameters())
+    return [(params[name], mask[name].to(params[name].device)) for name in mask.names]
+
+
+@torch.no_grad()
+def _zero(kept: list[tuple[Tensor, Tensor]]) -> None:
+    # masked_fill, not multiplication: 0 * inf is not 0.
+    for p, keep in kept:
+        p.masked_fill_(~keep, 0)

@@ -1,0 +1,240 @@
+"""Two processes by torchrun: the path of one, files from rank 0, restarts that leave no trace."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from lab_runs import PATIENCE, SMALL, STEPS, assert_same_run, command, uninterrupted, wait_for
+from torch import Tensor, nn
+
+from dessilbi.lab.config import ModelConfig, to_json
+from dessilbi.lab.distributed import SharedBatchNorm, Team, share_batchnorm
+from dessilbi.lab.recipes import digits
+from dessilbi.lab.rundir import LAST, RunDir
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dessilbi.lab.config import Config
+
+# With BatchNorm, filters and a batch whose halves are never equal.
+DIGITS = replace(digits(), dtype="float64", epochs=3, batch_size=95)
+DIGITS = replace(DIGITS, optimizer=replace(DIGITS.optimizer, nu=2.0))
+
+SPY = """
+# Notes every file that a process other than rank 0 changes below the folder of runs.
+import os, sys
+if os.environ.get("RANK", "0") != "0":
+    runs, notes = os.environ["SPIED_RUNS"], open(os.environ["SPY_NOTES"], "a", buffering=1)
+    notes.write("awake\\n")
+    changes = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate"}
+    def note(event, arguments):
+        written = event == "open" and isinstance(arguments[2], int) and arguments[2] & 3
+        if (written or event in changes) and str(arguments[0]).startswith(runs):
+            notes.write(f"{event} {arguments[0]}\\n")
+    sys.addaudithook(note)
+"""
+
+DYING_MODEL = """
+import os, signal
+from pathlib import Path
+from torch import nn
+
+class Net(nn.Module):
+    '''Dropout, so that restarts need each rank's random numbers; one rank dies once.'''
+
+    def __init__(self, num_classes):
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.Flatten(), nn.Linear(64, 40), nn.Dropout(0.5), nn.Linear(40, num_classes)
+        )
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += self.training
+        marker = os.environ.get("DEATH")
+        if marker and self.calls == int(os.environ["DEATH_STEP"]) and self.training:
+            if os.environ["RANK"] == os.environ["DEATH_RANK"] and not Path(marker).exists():
+                Path(marker).touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+        return self.net(x)
+"""
+
+
+def torchrun(config: Config, folder: Path, *options: str, **environment: str) -> RunDir:
+    """Train a configuration in two processes, ``folder`` being the current directory."""
+    (folder / "config.json").write_text(to_json(config))
+    runs = folder / "runs"
+    arguments = ["--standalone", "--nproc-per-node", "2", *options]
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", *arguments),
+            *command(folder / "config.json", runs),
+        ],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        capture_output=True,
+        text=True,
+        timeout=2 * PATIENCE,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("done: ") == 1, done.stdout
+    return RunDir(runs / config.run_name)
+
+
+def test_two_processes_walk_the_path_of_one(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(SPY)
+    notes = tmp_path / "notes"
+    pair = torchrun(
+        DIGITS,
+        tmp_path,
+        PYTHONPATH=str(tmp_path),
+        SPIED_RUNS=str(tmp_path / "runs"),
+        SPY_NOTES=str(notes),
+    )
+    alone = uninterrupted(DIGITS, tmp_path / "alone")
+
+    left, right = pair.load(LAST), alone.load(LAST)
+    assert left is not None
+    assert right is not None
+    assert left.tensors.keys() == right.tensors.keys()
+    for name, tensor in right.tensors.items():
+        if name != "random/cpu":
+            torch.testing.assert_close(left.tensors[name], tensor, rtol=0, atol=1e-9)
+    twins = [name for name in right.tensors if name.endswith("/v")]
+    assert len(twins) == 3
+    assert 0.1 < alone.records()[1]["density"] < alone.records()[2]["density"]
+    for one, other in zip(pair.records(), alone.records(), strict=True):
+        assert one.pop("train_loss") == pytest.approx(other.pop("train_loss"), abs=1e-9)
+        assert one.pop("loss") == pytest.approx(other.pop("loss"), abs=1e-9)
+        assert one == other  # accuracies, densities of every layer
+
+    assert set(notes.read_text().splitlines()) == {"awake"}, "only rank 0 may write"
+    assert json.loads((pair.path / "environment.json").read_text())["processes"] == 2
+    assert sorted(p.name for p in pair.path.iterdir()) == sorted(
+        p.name for p in alone.path.iterdir()
+    )
+
+
+@pytest.mark.slow
+def test_a_killed_worker_is_restarted_from_the_last_checkpoint(tmp_path: Path) -> None:
+    config = replace(SMALL, model=ModelConfig(name="dying:Net"), batch_size=255)
+    folders = whole, restarted = tmp_path / "whole", tmp_path / "restarted"
+    for folder in folders:
+        folder.mkdir()
+        (folder / "dying.py").write_text(DYING_MODEL)
+    reference = torchrun(config, whole)
+    marker = restarted / "died"
+    run = torchrun(
+        config,
+        restarted,
+        "--max-restarts=1",
+        DEATH=str(marker),
+        DEATH_RANK="1",
+        DEATH_STEP=str(STEPS + 3),
+    )
+    assert marker.exists()
+    assert_same_run(run, reference)
+
+
+# ---------------------------------------------------------------------- the parts
+
+
+def test_a_team_of_one_needs_no_torchrun() -> None:
+    alone = Team()
+    assert alone.leads
+    assert alone.sum([1.5, 2], torch.device("cpu")) == [1.5, 2]
+    alone.wait()
+
+
+def _network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(2, 3, 3),
+        nn.BatchNorm2d(3, momentum=None),
+        nn.Sequential(nn.Flatten(), nn.Linear(12, 4), nn.BatchNorm1d(4, affine=False, eps=1e-3)),
+    ).double()
+
+
+def _shared_rank(rank: int, folder: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/join", rank=rank, world_size=2)
+    torch.set_num_threads(1)
+    model = share_batchnorm(_network(), torch.device("cpu"))
+    for x in _inputs():
+        part = x[:3] if rank == 0 else x[3:]
+        (model(part) ** 3).sum().backward()
+    for p in model.parameters():
+        dist.all_reduce(p.grad)
+    if rank == 0:
+        gradients = {f"{name}.grad": p.grad for name, p in model.named_parameters()}
+        torch.save({**model.state_dict(), **gradients}, f"{folder}/result.pt")
+    dist.destroy_process_group()
+
+
+def _inputs() -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [5 + torch.randn(8, 2, 4, 4, generator=generator).double() for _ in range(3)]
+
+
+@pytest.mark.slow
+def test_shared_batchnorm_is_batchnorm_of_the_whole_batch(tmp_path: Path) -> None:
+    """Gradients and statistics, with unequal shares."""
+    mp.spawn(_shared_rank, args=(str(tmp_path),), nprocs=2)
+    shared = torch.load(tmp_path / "result.pt")
+    model = _network()
+    for x in _inputs():
+        (model(x) ** 3).sum().backward()
+    gradients = {f"{name}.grad": p.grad for name, p in model.named_parameters()}
+    for name, tensor in {**model.state_dict(), **gradients}.items():
+        torch.testing.assert_close(shared[name], tensor, rtol=1e-9, atol=1e-9)
+
+
+def test_shared_batchnorm_keeps_parameters_names_and_evaluation() -> None:
+    model, plain = _network(), _network()
+    before = dict(model.named_parameters())
+    shared = share_batchnorm(model, torch.device("cpu"))
+    assert sum(isinstance(m, SharedBatchNorm) for m in shared.modules()) == 2
+    assert all(p is before[name] for name, p in shared.named_parameters())
+    assert shared.state_dict().keys() == plain.state_dict().keys()
+    assert share_batchnorm(shared, torch.device("cpu")) is shared
+    (x, *_) = _inputs()
+    assert torch.equal(shared.eval()(x), plain.eval()(x))
+    with torch.no_grad():  # a recalibration: every rank sees the same images
+        assert torch.equal(shared.train()(x), plain.train()(x))
+
+
+@pytest.mark.slow
+def test_torchrun_that_is_asked_to_stop_leaves_a_run_that_continues(tmp_path: Path) -> None:
+    """A signal to torchrun reaches the workers at different steps; nothing may be spoilt."""
+    config = replace(SMALL, epochs=60, batch_size=96)
+    (tmp_path / "config.json").write_text(to_json(config))
+    run = RunDir(tmp_path / "runs" / config.run_name)
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *("--nproc-per-node", "2", *command(tmp_path / "config.json", run.path.parent)),
+        ],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_for(lambda: len(run.records()) >= 2, process)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=PATIENCE)
+    assert process.returncode != 0
+    last = run.load(LAST)
+    assert last is not None
+    assert 0 < last.state["epoch"] < config.epochs
+    resumed = torchrun(config, tmp_path)
+    assert len(resumed.records()) == config.epochs
