@@ -10,17 +10,31 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dessilbi.optim import DessiLBI, split_parameters
-    from dessilbi.subnet import recalibrate_batchnorm
+    from dessilbi.path import Mask, PathRecorder, SolutionPath
+    from dessilbi.subnet import project, recalibrate_batchnorm
 
     __version__: str
 
-__all__ = ["DessiLBI", "__version__", "recalibrate_batchnorm", "split_parameters"]
-
 _HOME = {
     "DessiLBI": "dessilbi.optim",
+    "Mask": "dessilbi.path",
+    "PathRecorder": "dessilbi.path",
+    "SolutionPath": "dessilbi.path",
+    "project": "dessilbi.subnet",
     "recalibrate_batchnorm": "dessilbi.subnet",
     "split_parameters": "dessilbi.optim",
 }
+
+__all__ = [
+    "DessiLBI",
+    "Mask",
+    "PathRecorder",
+    "SolutionPath",
+    "__version__",
+    "project",
+    "recalibrate_batchnorm",
+    "split_parameters",
+]
 
 
 def __getattr__(name: str) -> object:

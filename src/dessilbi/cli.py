@@ -16,6 +16,8 @@ Train a network while a sparse twin of its weights grows beside it.
 commands:
   demo            train a small conv net on embedded data and show what entered Gamma, and when
   train RECIPE    train a named recipe, or a config.json; run it again to resume
+  path RUN        what entered Gamma, epoch by epoch
+  subnet RUN      a subnetwork of a run, for any budget: evaluate it, retrain it, rewind it
 
   dessilbi COMMAND --help     the options of a command
   dessilbi --version
@@ -64,7 +66,24 @@ def _train(arguments: list[str]) -> None:
     _guarded(train, arguments)
 
 
-_COMMANDS: dict[str, Callable[[list[str]], None]] = {"demo": _demo, "train": _train}
+def _path(arguments: list[str]) -> None:
+    from dessilbi.lab.subnet_commands import path
+
+    _guarded(path, arguments)
+
+
+def _subnet(arguments: list[str]) -> None:
+    from dessilbi.lab.subnet_commands import subnet
+
+    _guarded(subnet, arguments)
+
+
+_COMMANDS: dict[str, Callable[[list[str]], None]] = {
+    "demo": _demo,
+    "train": _train,
+    "path": _path,
+    "subnet": _subnet,
+}
 
 
 def _guarded(command: Callable[[list[str]], None], arguments: list[str]) -> None:

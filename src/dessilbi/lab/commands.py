@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from dessilbi.lab import train as training
-from dessilbi.lab.config import Config, ConfigError
+from dessilbi.lab.config import Config, ConfigError, OptimizerConfig
 from dessilbi.lab.demo import tell
 from dessilbi.lab.distributed import leads
+from dessilbi.lab.optimizers import COMPETITORS
 from dessilbi.lab.progress import TerminalDisplay, plain_console
 from dessilbi.lab.recipes import RECIPES, find_recipe
 
@@ -38,7 +39,10 @@ def train(arguments: list[str]) -> None:
     recipes = "\n".join(
         f"  {name:28}{(recipe.__doc__ or '').splitlines()[0]}" for name, recipe in RECIPES.items()
     )
-    usage = f"usage: dessilbi train RECIPE [options]\n\nrecipes:\n{recipes}\n"
+    usage = (
+        f"usage: dessilbi train RECIPE [options]\n\nrecipes:\n{recipes}\n\n"
+        f"--with NAME trains the recipe with another optimizer: {', '.join(COMPETITORS)}\n"
+    )
     if not arguments or arguments[0].startswith("-"):
         asked = bool(arguments) and arguments[0] in ("-h", "--help")
         print(usage, file=sys.stdout if asked else sys.stderr)
@@ -48,19 +52,39 @@ def train(arguments: list[str]) -> None:
         print("`dessilbi train RECIPE --help` lists every option with the recipe's value.")
         return
     recipe, *options = arguments
+    config, options = _exchanged(find_recipe(recipe), options)
     command = tyro.cli(
         TrainCommand,
         prog=f"dessilbi train {recipe}",
-        default=TrainCommand(config=find_recipe(recipe)),
-        args=options,
+        default=TrainCommand(config=config),
+        args=["--stop.when-stable" if o == "--stop-when-stable" else o for o in options],
     )
-    _train(command)
+    run_to_the_end(command)
+
+
+def _exchanged(config: Config, options: list[str]) -> tuple[Config, list[str]]:
+    """``--with NAME`` puts a row of the paper's table in place of the recipe's optimizer."""
+    if "--with" not in options:
+        return config, options
+    at = options.index("--with")
+    name = options[at + 1] if at + 1 < len(options) else ""
+    rest = options[:at] + options[at + 2 :]
+    return replace(config, name=f"{config.name}-{name}", optimizer=competitor(name)), rest
+
+
+def competitor(name: str) -> OptimizerConfig:
+    """An optimizer of the paper's table by its name."""
+    if name not in COMPETITORS:
+        raise ConfigError(f"--with must name one of {', '.join(COMPETITORS)}; got {name!r}")
+    return COMPETITORS[name]
 
 
 def demo(arguments: list[str]) -> None:
     """``dessilbi demo [--runs DIR]``."""
     command = tyro.cli(DemoCommand, prog="dessilbi demo", args=arguments)
-    run = _train(TrainCommand(config=RECIPES["digits"](), place=training.Place(runs=command.runs)))
+    run = run_to_the_end(
+        TrainCommand(config=RECIPES["digits"](), place=training.Place(runs=command.runs))
+    )
     tell(run, plain_console())
 
 
@@ -72,7 +96,8 @@ class DemoCommand:
     """Folder of the run directories."""
 
 
-def _train(command: TrainCommand) -> RunDir:
+def run_to_the_end(command: TrainCommand) -> RunDir:
+    """Train with a display, and print what came of it."""
     if command.threads is not None:
         import torch
 
@@ -88,7 +113,7 @@ def _train(command: TrainCommand) -> RunDir:
             f"done: {summary['epoch']} epochs, {summary['accuracy']:.2f} % "
             f"on the {summary['judged_on']} set"
         )
-        if "density" in summary:
+        if "sparse_accuracy" in summary and command.config.start is None:
             text += (
                 f"; on the support of Gamma {summary['sparse_accuracy']:.2f} % "
                 f"with {summary['density']:.1%} of the weights"

@@ -11,7 +11,9 @@ import hashlib
 import json
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+import tyro
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -117,10 +119,12 @@ class StartConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class StopConfig:
-    """When to stop before the last epoch: the support of Gamma has settled."""
+    """When to stop before the last epoch."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
 
+    when_stable: bool = False
+    """As soon as the support of Gamma has settled; --stop-when-stable is the same."""
     window: int = 5
     """Epochs that the support is compared with."""
     tolerance: float = 0.1
@@ -147,8 +151,8 @@ class Config:
     dtype: Literal["float32", "float64"] = "float32"
     keep: tuple[int, ...] = ()
     """Epochs whose checkpoints are kept, to rewind to; 0 is the initialisation."""
-    start: StartConfig | None = None
-    stop: StopConfig | None = None
+    stop: StopConfig = field(default_factory=StopConfig)
+    start: Annotated[StartConfig | None, tyro.conf.Suppress] = None
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][\w.+-]*", self.name):
@@ -172,13 +176,22 @@ class Config:
     @property
     def hash(self) -> str:
         """Eight hexadecimal digits that change with any number of the configuration."""
-        canonical = json.dumps(dataclasses.asdict(self), sort_keys=True)
+        canonical = json.dumps(_alike(dataclasses.asdict(self)), sort_keys=True)
         return hashlib.sha256(canonical.encode()).hexdigest()[:8]
 
     @property
     def run_name(self) -> str:
         """Name of the run directory: the same configuration finds its run again."""
         return f"{self.name}-{self.hash}"
+
+
+def _alike(value: Any) -> Any:
+    """Values as JSON would give them back: 1 and 1.0, tuples and lists are the same."""
+    if isinstance(value, dict):
+        return {key: _alike(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_alike(one) for one in value]
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def to_json(config: Config) -> str:

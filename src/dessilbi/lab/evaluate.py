@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.nn.functional import cross_entropy
 
 from dessilbi.lab.data import batches
-from dessilbi.subnet.batchnorm import has_batchnorm, recalibrate_batchnorm
+from dessilbi.optim import DessiLBI
+from dessilbi.path import Mask
+from dessilbi.subnet import project, recalibrate_batchnorm
+from dessilbi.subnet.batchnorm import has_batchnorm
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from torch import Tensor, nn
+    from torch.optim import Optimizer
 
     from dessilbi.lab.data import Split
-    from dessilbi.optim import DessiLBI
 
 BATCH = 500
 RECALIBRATION_IMAGES = 5000
@@ -57,20 +59,10 @@ def evaluate(model: nn.Module, split: Split) -> Score:
     return Score(loss, correct, len(split))
 
 
-@contextmanager
-def projected(optimizer: DessiLBI) -> Iterator[None]:
-    """Within the context every weight outside the support of Gamma is zero."""
-    kept: list[tuple[Tensor, Tensor]] = []
-    try:
-        with torch.no_grad():
-            for _, p in optimizer.twins():
-                kept.append((p, p.detach().clone()))
-                p.mul_(optimizer.support(p))
-        yield
-    finally:
-        with torch.no_grad():
-            for p, dense in kept:
-                p.copy_(dense)
+def support_mask(model: nn.Module, optimizer: DessiLBI) -> Mask:
+    """The support of Gamma as it is now, under the model's names."""
+    names = {id(p): name for name, p in model.named_parameters()}
+    return Mask({names[id(p)]: optimizer.support(p) for _, p in optimizer.twins()})
 
 
 def evaluate_sparse(
@@ -80,18 +72,50 @@ def evaluate_sparse(
 
     Statistics are recalibrated on the first training images and given back afterwards.
     """
-    with projected(optimizer):
-        plain = evaluate(model, split)
-        if not has_batchnorm(model):
-            return plain, plain
-        buffers = {name: b.detach().clone() for name, b in model.named_buffers()}
-        try:
-            recalibrate_batchnorm(model, _first_inputs(train))
-            return plain, evaluate(model, split)
-        finally:
-            with torch.no_grad():
-                for name, b in model.named_buffers():
-                    b.copy_(buffers[name])
+    with project(model, support_mask(model, optimizer)):
+        return evaluate(model, split), evaluate_recalibrated(model, split, train)
+
+
+def evaluate_recalibrated(model: nn.Module, split: Split, train: Split) -> Score:
+    """Score with BatchNorm statistics of the weights as they are; the old ones are given back."""
+    if not has_batchnorm(model):
+        return evaluate(model, split)
+    buffers = {name: b.detach().clone() for name, b in model.named_buffers()}
+    try:
+        recalibrate_batchnorm(model, _first_inputs(train))
+        return evaluate(model, split)
+    finally:
+        with torch.no_grad():
+            for name, b in model.named_buffers():
+                b.copy_(buffers[name])
+
+
+def judge(
+    model: nn.Module, optimizer: Optimizer, split: Split, train: Split, mask: Mask | None = None
+) -> dict[str, Any]:
+    """What an epoch's record says of a network.
+
+    With a mask, that of a subnetwork before training: how it does as it is (one-shot). With
+    DessiLBI also how the weights on the support of Gamma do.
+    """
+    dense = evaluate(model, split)
+    found: dict[str, Any] = {"loss": dense.mean_loss, "accuracy": dense.accuracy}
+    if mask is not None:
+        recalibrated = evaluate_recalibrated(model, split, train)
+        found |= {
+            "recalibrated_accuracy": recalibrated.accuracy,
+            "density": mask.density,
+            "densities": mask.layer_densities(),
+        }
+    elif isinstance(optimizer, DessiLBI):
+        sparse, recalibrated = evaluate_sparse(model, optimizer, split, train)
+        found |= {
+            "sparse_accuracy": sparse.accuracy,
+            "recalibrated_accuracy": recalibrated.accuracy,
+            "density": optimizer.density(),
+            "densities": {name: optimizer.density(p) for name, p in optimizer.twins()},
+        }
+    return found
 
 
 def _first_inputs(train: Split) -> Iterator[Tensor]:

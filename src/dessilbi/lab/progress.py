@@ -74,12 +74,9 @@ class TerminalDisplay:
         self.console.print(f"run directory: {run.path}", soft_wrap=True)
         if position.epoch or position.batch:
             self.console.print(f"continues in epoch {position.epoch + 1}")
+        self.console.print(HEADER)
         for metrics, timing in zip(run.records(), run.records("timing.jsonl"), strict=False):
-            if metrics["epoch"] == 1:
-                self.console.print(HEADER)
             self.console.print(self._line(metrics, timing))
-        if position.epoch == 0:
-            self.console.print(HEADER)
         self.task = self.bar.add_task("", total=1, numbers="")
 
     def batch(self, position: Position, batches: int) -> None:
@@ -108,7 +105,7 @@ class TerminalDisplay:
         epoch = f"{metrics['epoch']}/{self.epochs}"
         speed = timing["images"] / max(timing["train_seconds"], 1e-9)
         return (
-            f"{epoch:>9}  {metrics['train_loss']:7.4f}  {metrics['accuracy']:6.2f}"
+            f"{epoch:>9}  {_fraction(metrics.get('train_loss')):>7}  {metrics['accuracy']:6.2f}"
             f"  {_percent(metrics.get('sparse_accuracy')):>6}"
             f"  {_percent(metrics.get('recalibrated_accuracy')):>6}"
             f"  {_fraction(metrics.get('density')):>7}  {speed:8,.0f}"

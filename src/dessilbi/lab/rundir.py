@@ -5,6 +5,9 @@
     init.safetensors       the weights before the first step
     metrics.jsonl          one line an epoch; the same for the same configuration, bit for bit
     timing.jsonl           seconds, which are not
+    path.safetensors       the path of Gamma (runs of DessiLBI)
+    mask.safetensors       the mask that is held, and
+    start.safetensors      the weights it started from (runs of `dessilbi subnet`)
     checkpoint-last/       where a run continues; also checkpoint-best/ and checkpoint-<epoch>/
 
 Every file is written to a temporary name, flushed, and renamed. A checkpoint is a tensor file and a
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LAST, BEST = "checkpoint-last", "checkpoint-best"
+PATH, MASK, START = "path.safetensors", "mask.safetensors", "start.safetensors"
 
 
 class RunError(RuntimeError):

@@ -27,6 +27,10 @@ class Position:
     images: int = 0
     best: float = -1.0
     """Best accuracy so far."""
+    path_step: int = 0
+    """Steps that the path has recorded."""
+    settled: bool = False
+    """Whether the run ended early because the support had settled."""
 
     def next_epoch(self) -> None:
         """Start counting anew."""

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from dessilbi.lab.config import Config, ConfigError, ScheduleConfig, StartConfig
+from dessilbi.lab.config import Config, ConfigError, ScheduleConfig, StartConfig, StopConfig
 from dessilbi.lab.data.load import CARDS
 from dessilbi.lab.models import make_model
-from dessilbi.lab.rundir import LAST, RunDir, RunError
+from dessilbi.lab.rundir import LAST, MASK, PATH, START, RunDir, RunError
 from dessilbi.lab.schedule import lr_factor
-from dessilbi.path import DEFAULT_ORDER, SolutionPath, count_macs_per_weight
+from dessilbi.path import DEFAULT_ORDER, Mask, SolutionPath, count_macs_per_weight
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from dessilbi.lab.config import OptimizerConfig
-    from dessilbi.path import Mask
-
-PATH, MASK, START = "path.safetensors", "mask.safetensors", "start.safetensors"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +87,17 @@ def open_path(run: RunDir) -> SolutionPath:
     return SolutionPath.load(run.path / PATH)
 
 
+def load_start(run: RunDir, start: StartConfig) -> tuple[dict[str, Tensor], Mask]:
+    """Weights and mask that a subnetwork's run begins with, as :func:`prepare` left them."""
+    weights, mask = run.read_tensors(START), Mask.load(run.path / MASK)
+    if _digest(weights, mask) != start.digest:
+        raise RunError(
+            f"{MASK} or {START} in {run.path} is not the one that the run was made with; "
+            "remove the folder and run `dessilbi subnet` again"
+        )
+    return weights, mask
+
+
 def prepare(
     parent: RunDir,
     choice: Choice,
@@ -127,7 +135,7 @@ def prepare(
         before,
         name=f"{before.name}-{retrain.how}",
         start=start,
-        stop=None,
+        stop=StopConfig(),
         keep=(),
         epochs=0 if retrain.how == "one-shot" else _epochs(before, retrain, mask, epochs),
         seed=before.seed if seed is None else seed,
@@ -205,5 +213,5 @@ def _digest(weights: dict[str, Tensor], mask: Mask) -> str:
     for part in (weights, dict(mask.tensors)):
         for name in sorted(part):
             found.update(name.encode())
-            found.update(part[name].contiguous().view(torch.uint8).numpy().data)
+            found.update(part[name].flatten().view(torch.uint8).numpy().data)
     return found.hexdigest()[:16]

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -18,21 +18,26 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from dessilbi.lab.data import batches, count_batches, load_dataset
-from dessilbi.lab.distributed import Team, pick_device, seed_rank, share_batchnorm, team
+from dessilbi.lab.display import Display, Silent
+from dessilbi.lab.distributed import Team, pick_device, seed_rank, team
 from dessilbi.lab.environment import describe
-from dessilbi.lab.evaluate import Score, evaluate, evaluate_sparse
+from dessilbi.lab.evaluate import Score, judge
 from dessilbi.lab.models import make_model
 from dessilbi.lab.optimizers import make_optimizer
-from dessilbi.lab.rundir import BEST, LAST, RunDir, RunError, clear_errors
+from dessilbi.lab.rundir import BEST, LAST, PATH, RunDir, RunError, clear_errors
 from dessilbi.lab.schedule import lr_factor, set_lr
-from dessilbi.lab.snapshot import Position, model_tensors, restore, take
+from dessilbi.lab.shared_batchnorm import share_batchnorm
+from dessilbi.lab.snapshot import Position, load_model, model_tensors, restore, take
+from dessilbi.lab.subnets import load_start
 from dessilbi.optim import DessiLBI
+from dessilbi.path import Mask, PathRecorder, SolutionPath, StabilityRule
+from dessilbi.subnet import HeldMask
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dessilbi.lab.config import Config
-    from dessilbi.lab.data import Dataset, Split
+    from dessilbi.lab.data import Split
 
 
 class TrainingError(RuntimeError):
@@ -41,32 +46,6 @@ class TrainingError(RuntimeError):
 
 class Interrupted(RuntimeError):  # noqa: N818 - not an error
     """Stopped on request; running the same configuration again continues."""
-
-
-class Display(Protocol):
-    """Who is told what happens."""
-
-    def start(self, config: Config, run: RunDir, position: Position, data: Dataset) -> None:
-        """The run begins, or goes on at ``position``."""
-
-    def batch(self, position: Position, batches: int) -> None:
-        """A step is done."""
-
-    def epoch(self, metrics: dict[str, Any], timing: dict[str, Any]) -> None:
-        """An epoch is done and saved."""
-
-
-class Silent:
-    """Tells nobody."""
-
-    def start(self, config: Config, run: RunDir, position: Position, data: Dataset) -> None:
-        """See :class:`Display`."""
-
-    def batch(self, position: Position, batches: int) -> None:
-        """See :class:`Display`."""
-
-    def epoch(self, metrics: dict[str, Any], timing: dict[str, Any]) -> None:
-        """See :class:`Display`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +96,9 @@ def train(config: Config, place: Place | None = None, display: Display | None = 
 
 def _finished(run: RunDir, config: Config) -> bool:
     last = run.load(LAST)
-    return last is not None and bool(last.state["epoch"] >= config.epochs)
+    if last is None:
+        return False
+    return bool(last.state["epoch"] >= config.epochs or last.state.get("settled"))
 
 
 class Trainer:
@@ -162,6 +143,9 @@ class Trainer:
         self.judged: Split = self.data.validation or self.data.test
         self.net = self._wrapped()
         self.batches = count_batches(len(self.data.train), config.batch_size)
+        self.recorder: PathRecorder | None = None
+        stop = config.stop
+        self.rule = StabilityRule(stop.window, stop.tolerance, stop.distance)
         self.stop_requested = False
 
     def _wrapped(self) -> nn.Module:
@@ -179,7 +163,7 @@ class Trainer:
         self._begin()
         self.display.start(self.config, self.run, self.position, self.data)
         with self._stop_on_signals():
-            while self.position.epoch < self.config.epochs:
+            while self.position.epoch < self.config.epochs and not self.position.settled:
                 began, start = time.perf_counter(), self.position.batch
                 self._train_epoch()
                 trained = time.perf_counter()
@@ -193,6 +177,11 @@ class Trainer:
                 self._finish_epoch(metrics, timing)
 
     def _begin(self) -> None:
+        held, mask = None, Mask({})
+        if self.config.start is not None:
+            weights, mask = load_start(self.run, self.config.start)
+            load_model(self.model, weights)
+            held = HeldMask(self.model, mask, self.optimizer)
         last = self.run.load(LAST)
         if last is not None:
             try:
@@ -203,16 +192,43 @@ class Trainer:
                     f"their code has changed since, move {self.run.path} away to start anew"
                 ) from error
             self._set_lr(max(self._steps() - 1, 0))
-        elif self.crew.leads:
+        if held is not None:
+            held.apply()
+        self._record_path(resumed=last is not None)
+        if last is None and self.crew.leads:
             self.run.write_tensors("init.safetensors", model_tensors(self.model))
             self.run.write("environment.json", describe(self.device, self.crew.size))
             if 0 in self.config.keep:
                 self._save("checkpoint-0")
+            if self.config.start is not None:
+                self.run.append("metrics.jsonl", {"epoch": 0, **self._judge(mask)})
+                self.run.append("timing.jsonl", {"epoch": 0, "images": 0, "train_seconds": 0.0})
             self._save(LAST)
         if self.crew.leads:
             for name in ("metrics.jsonl", "timing.jsonl"):
                 self.run.forget_after(name, self.position.epoch)
         self.crew.wait()
+
+    def _record_path(self, *, resumed: bool) -> None:
+        if not self.crew.leads or not isinstance(self.optimizer, DessiLBI):
+            return
+        if not any(True for _ in self.optimizer.twins()):
+            return
+        if not resumed:
+            self.recorder = PathRecorder(self.model, self.optimizer)
+            self.recorder.record(0)
+        else:
+            try:
+                path = SolutionPath.load(self.run.path / PATH)
+                path = path.truncated(step=self.position.path_step, epoch=self.position.epoch)
+                self.recorder = PathRecorder(self.model, self.optimizer, path)
+            except (OSError, ValueError) as error:
+                raise RunError(
+                    f"cannot continue the path of {self.run.path} ({error}); "
+                    "move the folder away to start anew"
+                ) from error
+        for epoch in self.recorder.path.epochs if self.config.stop.when_stable else ():
+            self.rule.update(self.recorder.path.support(epoch))
 
     def _train_epoch(self) -> None:
         config, position, crew = self.config, self.position, self.crew
@@ -266,8 +282,14 @@ class Trainer:
         return self.position.epoch * self.batches + self.position.batch
 
     def _set_lr(self, step: int) -> None:
-        epochs, schedule = self.config.epochs, self.config.schedule
-        factor = lr_factor(schedule, step=step, steps_per_epoch=self.batches, epochs=epochs)
+        config = self.config
+        before = 0 if config.start is None else config.start.epoch  # a rewound schedule goes on
+        factor = lr_factor(
+            config.schedule,
+            step=before * self.batches + step,
+            steps_per_epoch=self.batches,
+            epochs=before + config.epochs,
+        )
         set_lr(self.optimizer, factor)
 
     def _refuse_nonfinite(self) -> None:
@@ -296,11 +318,13 @@ class Trainer:
                 if size > largest:
                     largest, where = size, name
         lr = self.optimizer.param_groups[0]["lr"]
+        dessilbi = isinstance(self.optimizer, DessiLBI)
+        bound = " A stable step also needs lr < nu." if dessilbi else ""
         raise TrainingError(
             f"{what} not finite at step {step} (epoch {step // self.batches + 1}); the "
             f"largest gradient is {largest:g}, in {where}. Lower the learning rate (now {lr:g}) "
-            "or warm it up (--schedule.warmup 1); a stable step also needs lr < nu. The last "
-            f"good checkpoint is kept in {self.run.path / LAST}"
+            f"or warm it up (--schedule.warmup 1).{bound} The last good checkpoint is kept in "
+            f"{self.run.path / LAST}"
         )
 
     # ------------------------------------------------------------------ after an epoch
@@ -311,34 +335,30 @@ class Trainer:
             [position.loss, position.correct, position.images], self.device
         )
         trained = Score(loss, int(correct), int(images))
-        dense = evaluate(self.model, self.judged)
-        metrics: dict[str, Any] = {
+        return {
             "epoch": position.epoch + 1,
+            **self._judge(),
             "lr": self.optimizer.param_groups[0]["lr"],
             "train_loss": trained.mean_loss,
             "train_accuracy": trained.accuracy,
-            "judged_on": "test" if self.data.validation is None else "validation",
-            "loss": dense.mean_loss,
-            "accuracy": dense.accuracy,
         }
-        if isinstance(self.optimizer, DessiLBI):
-            sparse, recalibrated = evaluate_sparse(
-                self.model, self.optimizer, self.judged, self.data.train
-            )
-            twins = list(self.optimizer.twins())
-            metrics |= {
-                "sparse_accuracy": sparse.accuracy,
-                "recalibrated_accuracy": recalibrated.accuracy,
-                "density": self.optimizer.density(),
-                "densities": {name: self.optimizer.density(p) for name, p in twins},
-            }
-        return metrics
+
+    def _judge(self, mask: Mask | None = None) -> dict[str, Any]:
+        on = "test" if self.data.validation is None else "validation"
+        found = judge(self.model, self.optimizer, self.judged, self.data.train, mask)
+        return {"judged_on": on, **found}
 
     def _finish_epoch(self, metrics: dict[str, Any], timing: dict[str, Any]) -> None:
         position = self.position
         best = metrics["accuracy"] > position.best
         position.best = max(position.best, metrics["accuracy"])
         position.next_epoch()
+        if self.recorder is not None:
+            self.recorder.record(position.epoch, loss=metrics["train_loss"])
+            if self.config.stop.when_stable:
+                support = self.recorder.path.support(position.epoch)
+                position.settled = self.rule.update(support)
+        position.settled = bool(self.crew.sum([float(position.settled)], self.device)[0])
         if self.crew.leads:
             self.run.append("metrics.jsonl", metrics)
             self.run.append("timing.jsonl", timing)
@@ -351,13 +371,19 @@ class Trainer:
                 self._save(f"checkpoint-{position.epoch}")
             self._save(LAST)
         self.display.epoch(metrics, timing)
-        if self.stop_requested and position.epoch < self.config.epochs:
+        more = position.epoch < self.config.epochs and not position.settled
+        if self.stop_requested and more:
             raise Interrupted(
                 f"stopped after epoch {position.epoch} of {self.config.epochs}; "
                 "run the same command again to continue"
             )
 
     def _save(self, name: str) -> None:
+        if self.recorder is not None:
+            # The path first: a checkpoint can cut a path that is ahead of it, not lengthen one.
+            self.position.path_step = self.recorder.step
+            with clear_errors(self.run.path / PATH):
+                self.recorder.path.save(self.run.path / PATH)
         self.run.save(name, take(self.model, self.optimizer, self.position))
 
     @contextmanager
