@@ -113,7 +113,7 @@ class StartConfig:
     """Which weights of the parent: init, epoch K or last."""
     epoch: int = 0
     """Epochs of the schedule that count as done: rewinding to an epoch goes on from there."""
-    digest: str
+    digest: str = ""
     """Fingerprint of mask and weights, which lie in the run directory."""
 
 

@@ -123,18 +123,9 @@ def prepare(
     before = parent.config()
     mask, words = choice.mask(open_path(parent))
     weights, name = _weights(parent, retrain)
-    digest = _digest(weights, mask)
-    start = StartConfig(
-        parent=parent.path.name,
-        mask=words,
-        weights=name,
-        epoch=retrain.epoch if retrain.how == "rewind" else 0,
-        digest=digest,
-    )
     config = replace(
         before,
         name=f"{before.name}-{retrain.how}",
-        start=start,
         stop=StopConfig(),
         keep=(),
         epochs=0 if retrain.how == "one-shot" else _epochs(before, retrain, mask, epochs),
@@ -143,6 +134,23 @@ def prepare(
     )
     if retrain.how == "finetune":
         config = _at_the_last_rate(config, before)
+    start = StartConfig(
+        parent=parent.path.name,
+        mask=words,
+        weights=name,
+        epoch=retrain.epoch if retrain.how == "rewind" else 0,
+    )
+    return started(config, start, weights, mask, runs)
+
+
+def started(
+    config: Config, start: StartConfig, weights: dict[str, Tensor], mask: Mask, runs: Path
+) -> Config:
+    """The configuration of a run that begins with given weights under a mask, which it holds.
+
+    Both are left in its run directory, where training finds them.
+    """
+    config = replace(config, start=replace(start, digest=_digest(weights, mask)))
     run = RunDir.of(config, runs)
     if not (run.path / MASK).exists():
         mask.save(run.path / MASK)
