@@ -8,7 +8,8 @@ retrained from the initialisation with SGD, all at the density that Gamma has af
 
 - path: the support of Gamma after epoch 2 of DessiLBI;
 - magnitude: the largest weights of SGD after all 12 epochs;
-- random: drawn at random, layer by layer at the densities of the path's ticket.
+- random: drawn at random, layer by layer at the densities of the path's ticket;
+- random-everywhere: drawn at random from all weights alike.
 
 One-shot masks, without retraining, at 3 %: DessiLBI by the path's default order, SGD by magnitude.
 """
@@ -88,6 +89,9 @@ def one_seed(seed: int, place: Place) -> dict[str, float]:
             ticket,
             layer_densities=ticket.layer_densities(),
             generator=torch.Generator().manual_seed(seed),
+        ),
+        "random-everywhere": Mask.random(
+            ticket, ticket.density, generator=torch.Generator().manual_seed(seed)
         ),
     }
     found = {

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -63,7 +64,7 @@ def test_help_names_the_commands(dessilbi: Shell) -> None:
         said = dessilbi(argument)
         assert said.code == 0
         assert "usage: dessilbi COMMAND" in said.out
-        assert {"demo", "train"} <= set(said.out.split())
+        assert {"demo", "train", "path", "subnet"} <= set(said.out.split())
 
 
 def test_nothing_is_answered_with_help_and_a_fault(dessilbi: Shell) -> None:
@@ -227,3 +228,164 @@ def test_demo_tells_the_story_and_names_its_files(dessilbi: Shell) -> None:
     named = [line.split()[0] for line in lines[lines.index("To look at:") + 1 :]]
     assert len(named) >= 4
     assert all(Path(name).exists() for name in named)
+
+
+# ---------------------------------------------------------------------- paths and subnetworks
+
+
+TRAIN = ["train", "digits", *QUICK, "--optimizer.nu", "2", "--optimizer.init-scaled", "0.1"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    runs = tmp_path_factory.mktemp("trained")
+    main([*TRAIN, "--epochs", "2", "--keep", "1", "--runs", str(runs)])
+    return only_run(runs)
+
+
+@pytest.fixture
+def run(trained: Path, dessilbi: Shell) -> str:
+    """A run of two epochs whose first is kept."""
+    dessilbi.capsys.readouterr()
+    return str(shutil.copytree(trained, Path("runs") / trained.name))
+
+
+def child(word: str) -> Path:
+    (found,) = Path("runs").glob(f"*-{word}-*")
+    return found
+
+
+def records(run: Path | str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (Path(run) / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_path_prints_a_line_an_epoch_and_a_line_a_layer(dessilbi: Shell, run: str) -> None:
+    said = dessilbi("path", run)
+    assert said.code == 0
+    lines = said.out.splitlines()
+    assert lines[0].split() == ["epoch", "density", "dense", "sparse", "recal.", "gap"]
+    rows = [line.split() for line in lines[1:4]]
+    assert [row[0] for row in rows] == ["0", "1", "2"]
+    assert rows[0][1:5] == ["0.0000", "-", "-", "-"]
+    for row, record in zip(rows[1:], records(run), strict=True):
+        kinds = ("accuracy", "sparse_accuracy", "recalibrated_accuracy")
+        assert row[1:5] == [f"{record['density']:.4f}", *(f"{record[k]:.2f}" for k in kinds)]
+    assert "settled" not in said.out
+    for layer in ("fc1.weight", "fc2.weight", "fc3.weight"):
+        assert f"  {layer}: " in said.out
+
+
+def test_path_marks_the_epoch_at_which_the_run_settled(dessilbi: Shell) -> None:
+    rule = ["--stop-when-stable", "--stop.window", "1", "--stop.tolerance", "0.6"]
+    said = dessilbi(*TRAIN, "--epochs", "9", *rule)
+    assert said.code == 0
+    epochs = len(records(only_run()))
+    assert 1 < epochs < 9
+    assert f"done: {epochs} epochs" in said.out
+    again = dessilbi(*TRAIN, "--epochs", "9", *rule)
+    assert again.out.startswith(f"done: {epochs} epochs")
+    shown = dessilbi("path", str(only_run())).out
+    (line,) = (line for line in shown.splitlines() if line.endswith("   settled"))
+    assert line.split()[0] == str(epochs)
+    said = dessilbi("subnet", str(only_run()), "--stable")
+    assert said.code == 0
+    assert f"settled at epoch {epochs}: " in said.out
+
+
+def test_subnet_as_it_is(dessilbi: Shell, run: str) -> None:
+    said = dessilbi("subnet", run, "--density", "0.3")
+    assert said.code == 0
+    (record,) = records(child("one-shot"))
+    assert record["density"] == pytest.approx(0.3, abs=1e-4)
+    assert "done: 0 epochs" in said.out
+    told = " ".join(said.out.split())
+    assert f"30.00% of the weights, values of last; before training {record['accuracy']:.2f} %" in (
+        told
+    )
+    again = dessilbi("subnet", run, "--density", "0.3")
+    assert again.code == 0
+    assert again.out.startswith("done: 0 epochs"), "nothing is done again"
+
+
+def test_subnet_retrained_with_another_optimizer(dessilbi: Shell, run: str) -> None:
+    options = ["--density", "0.3", "--retrain", "finetune", "--with", "sgd-mom-wd"]
+    said = dessilbi("subnet", run, *options)
+    assert said.code == 0
+    config = json.loads((child("finetune") / "config.json").read_text())
+    assert (config["optimizer"]["name"], config["optimizer"]["momentum"]) == ("sgd", 0.9)
+    assert config["optimizer"]["lr"] == records(run)[-1]["lr"]
+    assert config["schedule"]["kind"] == "constant"
+    assert [r["epoch"] for r in records(child("finetune"))] == [0, 1]
+    assert "done: 1 epochs" in said.out
+    assert not (child("finetune") / "path.safetensors").exists()
+
+
+def test_subnet_rewound_and_continued_by_train(dessilbi: Shell, run: str) -> None:
+    assert dessilbi("subnet", run, "--parameters", "900", "--retrain", "rewind:1").code == 0
+    config = child("rewind") / "config.json"
+    again = dessilbi("train", str(config))
+    assert again.code == 0
+    assert again.out.startswith("done: 1 epochs")
+
+
+@pytest.mark.parametrize(
+    ("options", "fault"),
+    [
+        ([], "choose one of --density, --parameters, --epoch and --stable"),
+        (["--density", "0.3", "--stable"], "choose one of --density, --parameters"),
+        (["--density", "3"], "density"),
+        (["--epoch", "7"], "epoch 7 is not marked; marked epochs: 0, 1, 2"),
+        (["--stable"], "the support did not settle within"),
+        (["--density", "0.3", "--retrain", "rewind:2"], "no checkpoint-2; train it with --keep 2"),
+        (["--density", "0.3", "--retrain", "again"], "retrain must be scratch, scratch-b"),
+        (["--density", "0.3", "--with", "sdg"], "--with must name one of sgd-naive"),
+        (["--density", "0.3", "--retrain", "scratch", "--epochs", "-1"], "epochs must be >= 0"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_mistake_about_a_subnetwork(
+    dessilbi: Shell, run: str, options: list[str], fault: str
+) -> None:
+    said = dessilbi("subnet", run, *options)
+    assert said.code == 1
+    assert said.err.startswith("error: ")
+    assert fault in said.err
+    assert str(only_run()) == run, "nothing is left behind"
+
+
+@pytest.mark.parametrize("command", [["path"], ["subnet", "--density", "0.3"]], ids=lambda c: c[0])
+def test_what_is_not_a_run_with_a_path_is_refused(dessilbi: Shell, command: list[str]) -> None:
+    said = dessilbi(*command, "nowhere")
+    assert said.code == 1
+    assert "error: nowhere is not a run directory: it has no config.json" in said.err
+    dessilbi("train", "digits", "--with", "sgd-mom", *QUICK)
+    said = dessilbi(*command, str(only_run()))
+    assert said.code == 1
+    assert "has no path.safetensors: only runs of DessiLBI record one" in said.err
+
+
+@pytest.mark.parametrize("option", [["--with", "adam"], ["--with=adam"]], ids=" ".join)
+def test_train_with_another_optimizer(dessilbi: Shell, option: list[str]) -> None:
+    said = dessilbi("train", "digits", *QUICK, *option, "--optimizer.lr", "0.002")
+    assert said.code == 0
+    config = json.loads((only_run() / "config.json").read_text())
+    assert config["name"] == "digits-adam"
+    assert (config["optimizer"]["name"], config["optimizer"]["lr"]) == ("adam", 0.002)
+    assert not (only_run() / "path.safetensors").exists()
+
+
+@pytest.mark.parametrize("option", [["--with", "adamm"], ["--with"]], ids=" ".join)
+def test_an_unknown_optimizer_is_refused(dessilbi: Shell, option: list[str]) -> None:
+    said = dessilbi("train", "digits", *QUICK, *option)
+    assert said.code == 1
+    assert "error: --with must name one of sgd-naive, " in said.err
+    assert not Path("runs").exists()
+
+
+def test_train_until_the_support_has_settled(dessilbi: Shell) -> None:
+    """One epoch is less than the rule compares."""
+    said = dessilbi("train", "digits", *QUICK, "--stop-when-stable")
+    assert said.code == 0
+    config = json.loads((only_run() / "config.json").read_text())
+    assert config["stop"]["when_stable"] is True
+    assert "done: 1 epochs" in said.out

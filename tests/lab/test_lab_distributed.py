@@ -18,9 +18,10 @@ from lab_runs import PATIENCE, SMALL, STEPS, assert_same_run, command, uninterru
 from torch import Tensor, nn
 
 from dessilbi.lab.config import ModelConfig, to_json
-from dessilbi.lab.distributed import SharedBatchNorm, Team, share_batchnorm
+from dessilbi.lab.distributed import Team
 from dessilbi.lab.recipes import digits
 from dessilbi.lab.rundir import LAST, RunDir
+from dessilbi.lab.shared_batchnorm import SharedBatchNorm, share_batchnorm
 
 if TYPE_CHECKING:
     from pathlib import Path

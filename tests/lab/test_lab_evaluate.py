@@ -12,11 +12,12 @@ from torch.nn.functional import cross_entropy
 from dessilbi.lab import evaluate as lab_evaluate
 from dessilbi.lab.config import OptimizerConfig
 from dessilbi.lab.data import Dataset, batches, load_dataset
-from dessilbi.lab.evaluate import Score, evaluate, evaluate_sparse, projected
+from dessilbi.lab.evaluate import Score, evaluate, evaluate_sparse, support_mask
 from dessilbi.lab.models import make_model
 from dessilbi.lab.optimizers import make_optimizer
 from dessilbi.optim import DessiLBI
-from dessilbi.subnet.batchnorm import has_batchnorm, recalibrate_batchnorm
+from dessilbi.subnet import project, recalibrate_batchnorm
+from dessilbi.subnet.batchnorm import has_batchnorm
 
 _HALF_IN_GAMMA = OptimizerConfig(lr=0.05, nu=1.0, momentum=0.9, init_scaled=0.5)
 
@@ -103,7 +104,7 @@ def test_projected_is_the_support_of_gamma_and_gives_back_exactly(
     model, optimizer = trained(digits, name)
     before = state_of(model)
     by_hand = masked_copy(model, optimizer)
-    with projected(optimizer):
+    with project(model, support_mask(model, optimizer)):
         assert_same_state(model, by_hand.state_dict())
     assert_same_state(model, before)
 
@@ -111,7 +112,7 @@ def test_projected_is_the_support_of_gamma_and_gives_back_exactly(
 def test_projected_gives_back_after_an_exception(digits: Dataset) -> None:
     model, optimizer = trained(digits)
     before = state_of(model)
-    with pytest.raises(KeyboardInterrupt), projected(optimizer):
+    with pytest.raises(KeyboardInterrupt), project(model, support_mask(model, optimizer)):
         raise KeyboardInterrupt
     assert_same_state(model, before)
 
@@ -130,7 +131,7 @@ def test_projected_gives_back_when_a_support_fails(
         return support(p)
 
     monkeypatch.setattr(optimizer, "support", failing)
-    with pytest.raises(MemoryError), projected(optimizer):
+    with pytest.raises(MemoryError), project(model, support_mask(model, optimizer)):
         pass
     assert_same_state(model, before)
 

@@ -64,6 +64,7 @@ def train(arguments: list[str]) -> None:
 
 def _exchanged(config: Config, options: list[str]) -> tuple[Config, list[str]]:
     """``--with NAME`` puts a row of the paper's table in place of the recipe's optimizer."""
+    options = [part for o in options for part in (o.split("=", 1) if o[:7] == "--with=" else [o])]
     if "--with" not in options:
         return config, options
     at = options.index("--with")

@@ -64,8 +64,8 @@ def lenet_5_mnist() -> Config:
         name="lenet-5-mnist",
         data=DataConfig(name="mnist"),
         model=ModelConfig(name="lenet-5", init="default"),
-        optimizer=_MOM_WD,
-        schedule=ScheduleConfig(kind="multistep", milestones=(3, 6), warmup=0.2),
+        optimizer=replace(_MOM_WD, lambd=0.7),
+        schedule=ScheduleConfig(kind="multistep", milestones=(3, 6), warmup=1.0),
         epochs=9,
     )
 

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from dessilbi.lab.commands import TrainCommand, competitor, run_to_the_end
+from dessilbi.lab.distributed import leads
 from dessilbi.lab.progress import plain_console
 from dessilbi.lab.rundir import RunDir
-from dessilbi.lab.subnets import Choice, Retrain, open_path, prepare
+from dessilbi.lab.subnets import Choice, Retrain, open_path, prepare, settled_epoch
 from dessilbi.lab.train import Place
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def path(arguments: list[str]) -> None:
     console = plain_console()
     records = {record["epoch"]: record for record in run.records()}
     console.print(f"{'epoch':>6}{'density':>9}{'dense':>8}{'sparse':>8}{'recal.':>8}{'gap':>9}")
-    settled = found.stable_epoch()
+    settled = settled_epoch(found, run.config().stop)
     for epoch in found.epochs:
         record = records.get(epoch, {})
         cells = "".join(
@@ -99,6 +100,8 @@ def subnet(arguments: list[str]) -> None:
         optimizer=None if command.optimizer is None else competitor(command.optimizer),
     )
     run = run_to_the_end(TrainCommand(config=config, place=command.place, threads=command.threads))
+    if not leads():
+        return
     first = run.records()[0]
     assert config.start is not None
     plain_console().print(

@@ -14,7 +14,7 @@ from dessilbi.lab.data.load import CARDS
 from dessilbi.lab.models import make_model
 from dessilbi.lab.rundir import LAST, MASK, PATH, START, RunDir, RunError
 from dessilbi.lab.schedule import lr_factor
-from dessilbi.path import DEFAULT_ORDER, Mask, SolutionPath, count_macs_per_weight
+from dessilbi.path import DEFAULT_ORDER, FormatError, Mask, SolutionPath, count_macs_per_weight
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,13 +39,13 @@ class Choice:
     order: str = DEFAULT_ORDER
     """Ranking for a budget; the default is the best one known (docs/subnets.md)."""
 
-    def mask(self, path: SolutionPath) -> tuple[Mask, str]:
-        """The mask, and how it was chosen in words."""
+    def mask(self, path: SolutionPath, stop: StopConfig | None = None) -> tuple[Mask, str]:
+        """The mask, and how it was chosen in words; ``stop`` is the run's rule of settling."""
         given = [self.density, self.parameters, self.epoch, self.stable or None]
         if sum(value is not None for value in given) != 1:
             raise ConfigError("choose one of --density, --parameters, --epoch and --stable")
         if self.stable:
-            epoch = path.stable_epoch()
+            epoch = settled_epoch(path, stop or StopConfig())
             if epoch is None:
                 raise ConfigError(
                     f"the support did not settle within {len(path.epochs)} epochs; "
@@ -87,9 +87,18 @@ def open_path(run: RunDir) -> SolutionPath:
     return SolutionPath.load(run.path / PATH)
 
 
+def settled_epoch(path: SolutionPath, stop: StopConfig) -> int | None:
+    """The epoch at which a run's own rule finds the support settled."""
+    return path.stable_epoch(stop.window, stop.tolerance, stop.distance)
+
+
 def load_start(run: RunDir, start: StartConfig) -> tuple[dict[str, Tensor], Mask]:
     """Weights and mask that a subnetwork's run begins with, as :func:`prepare` left them."""
-    weights, mask = run.read_tensors(START), Mask.load(run.path / MASK)
+    weights = run.read_tensors(START)
+    try:
+        mask = Mask.load(run.path / MASK)
+    except (OSError, FormatError) as error:
+        raise RunError(f"{error}; remove {run.path} and run `dessilbi subnet` again") from error
     if _digest(weights, mask) != start.digest:
         raise RunError(
             f"{MASK} or {START} in {run.path} is not the one that the run was made with; "
@@ -121,7 +130,7 @@ def prepare(
         optimizer: trains the subnetwork; the parent's by default.
     """
     before = parent.config()
-    mask, words = choice.mask(open_path(parent))
+    mask, words = choice.mask(open_path(parent), before.stop)
     weights, name = _weights(parent, retrain)
     config = replace(
         before,
@@ -132,10 +141,13 @@ def prepare(
         seed=before.seed if seed is None else seed,
         optimizer=optimizer or before.optimizer,
     )
+    if retrain.how == "scratch-b" and before.epochs:
+        stretch = config.epochs / before.epochs
+        config = replace(config, schedule=_stretched(before.schedule, stretch))
     if retrain.how == "finetune":
-        config = _at_the_last_rate(config, before)
+        config = _at_the_last_rate(config, before, done=_epochs_done(parent))
     start = StartConfig(
-        parent=parent.path.name,
+        parent=parent.path.resolve().name,  # also of `dessilbi subnet .`
         mask=words,
         weights=name,
         epoch=retrain.epoch if retrain.how == "rewind" else 0,
@@ -167,9 +179,10 @@ def _weights(parent: RunDir, retrain: Retrain) -> tuple[dict[str, Tensor], str]:
         name, words = f"checkpoint-{retrain.epoch}", f"epoch {retrain.epoch}"
     checkpoint = parent.load(name)
     if checkpoint is None:
-        raise RunError(
-            f"{parent.path} has no {name}; train it with --keep {retrain.epoch} to rewind there"
-        )
+        way_out = "train it first"
+        if retrain.how == "rewind":
+            way_out = f"train it with --keep {retrain.epoch} to rewind there"
+        raise RunError(f"{parent.path} has no {name}; {way_out}")
     return checkpoint.part("model"), words
 
 
@@ -200,19 +213,35 @@ def _share_of_macs(config: Config, mask: Mask) -> float:
     return kept / sum(mask[name].numel() * each[name] for name in mask.names)
 
 
-def _at_the_last_rate(config: Config, before: Config) -> Config:
-    """Fine-tuning stays at the learning rate that the parent ended with."""
+def _epochs_done(parent: RunDir) -> int:
+    """Epochs that the parent trained, which are fewer if it stopped early."""
+    last = parent.load(LAST)
+    return 0 if last is None else int(last.state["epoch"])
+
+
+def _at_the_last_rate(config: Config, before: Config, done: int) -> Config:
+    """Fine-tuning stays where the parent's schedule was in its last epoch."""
+    rewound = 0 if before.start is None else before.start.epoch
     last = lr_factor(
         before.schedule,
-        step=max(before.epochs - 1, 0),
+        step=max(rewound + done - 1, 0),
         steps_per_epoch=1,
-        epochs=before.epochs,
+        epochs=rewound + before.epochs,
     )
-    rate = before.optimizer.lr * (last if last > 0 else 1)
+    rate = config.optimizer.lr * (last if last > 0 else 1)
     return replace(
         config,
         optimizer=replace(config.optimizer, lr=rate),
         schedule=ScheduleConfig(kind="constant"),
+    )
+
+
+def _stretched(schedule: ScheduleConfig, factor: float) -> ScheduleConfig:
+    """The same course of the learning rate over more epochs."""
+    return replace(
+        schedule,
+        step_size=max(round(schedule.step_size * factor), 1),
+        milestones=tuple(round(m * factor) for m in schedule.milestones),
     )
 
 

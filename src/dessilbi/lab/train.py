@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
+from dessilbi.lab.config import ConfigError
 from dessilbi.lab.data import batches, count_batches, load_dataset
 from dessilbi.lab.display import Display, Silent
 from dessilbi.lab.distributed import Team, pick_device, seed_rank, team
@@ -144,6 +145,10 @@ class Trainer:
         self.net = self._wrapped()
         self.batches = count_batches(len(self.data.train), config.batch_size)
         self.recorder: PathRecorder | None = None
+        if config.stop.when_stable and not isinstance(self.optimizer, DessiLBI):
+            raise ConfigError(
+                f"--stop-when-stable watches Gamma, which optimizer {config.optimizer.name} has not"
+            )
         stop = config.stop
         self.rule = StabilityRule(stop.window, stop.tolerance, stop.distance)
         self.stop_requested = False
@@ -201,6 +206,8 @@ class Trainer:
             if 0 in self.config.keep:
                 self._save("checkpoint-0")
             if self.config.start is not None:
+                for name in ("metrics.jsonl", "timing.jsonl"):
+                    self.run.forget_after(name, -1)  # of an attempt that ended right here
                 self.run.append("metrics.jsonl", {"epoch": 0, **self._judge(mask)})
                 self.run.append("timing.jsonl", {"epoch": 0, "images": 0, "train_seconds": 0.0})
             self._save(LAST)

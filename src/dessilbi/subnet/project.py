@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from dessilbi.path._names import named_weights
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -71,7 +73,7 @@ class HeldMask:
 
 def _masked(model: nn.Module, mask: Mask) -> list[tuple[Tensor, Tensor]]:
     mask.check(model)
-    params = dict(model.named_parameters())
+    params = named_weights(model)  # as mask.check does: torch's pruning renames parameters
     return [(params[name], mask[name].to(params[name].device)) for name in mask.names]
 
 

@@ -1,0 +1,749 @@
+"""Subnetworks of a run as runs of their own, and the path that they are chosen from."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from lab_runs import (
+    SMALL,
+    STEPS,
+    Crash,
+    CrashAt,
+    Life,
+    assert_same_run,
+    contents,
+    live,
+    uninterrupted,
+    weights_of,
+)
+
+from dessilbi.lab import train as training
+from dessilbi.lab.config import (
+    Config,
+    ConfigError,
+    ModelConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+    StopConfig,
+)
+from dessilbi.lab.data import load_dataset
+from dessilbi.lab.evaluate import evaluate, evaluate_recalibrated
+from dessilbi.lab.models import make_model
+from dessilbi.lab.optimizers import COMPETITORS, make_optimizer
+from dessilbi.lab.rundir import BEST, LAST, MASK, PATH, START, RunDir, RunError
+from dessilbi.lab.snapshot import load_model
+from dessilbi.lab.subnets import Choice, Retrain, open_path, prepare
+from dessilbi.lab.train import Place, Silent, train
+from dessilbi.optim import DessiLBI
+from dessilbi.path import DEFAULT_ORDER, Mask, SolutionPath, count_macs_per_weight
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
+
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+THIRD = Choice(density=0.3)
+SGD = COMPETITORS["sgd-mom-wd"]
+FILTERS = replace(SMALL, model=ModelConfig(name="digits-net"), epochs=2, keep=(1,))
+"""With groups, whose entries are recorded to the step, and BatchNorm."""
+STOPPED = replace(
+    SMALL,
+    schedule=ScheduleConfig(kind="multistep", milestones=(1,)),
+    epochs=12,
+    stop=StopConfig(when_stable=True, window=2, tolerance=0.3),
+)
+"""Its support settles long before the twelfth epoch."""
+
+
+@pytest.fixture(scope="module")
+def parent(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    return uninterrupted(SMALL, tmp_path_factory.mktemp("parent"))
+
+
+@pytest.fixture(scope="module")
+def filters(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    return uninterrupted(FILTERS, tmp_path_factory.mktemp("filters"))
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    return uninterrupted(STOPPED, tmp_path_factory.mktemp("stopped"))
+
+
+def retrained(
+    parent: RunDir, runs: Path, word: str | None, choice: Choice = THIRD, **options: Any
+) -> tuple[Config, RunDir]:
+    """A subnetwork's configuration and its run directory, not yet trained."""
+    config = prepare(parent, choice, Retrain.parse(word), runs, **options)
+    return config, RunDir(runs / config.run_name)
+
+
+def masked(weights: dict[str, Tensor], mask: Mask) -> dict[str, Tensor]:
+    return {n: t.where(mask[n], 0) if n in mask.names else t for n, t in weights.items()}
+
+
+def assert_same_tensors(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
+    assert found.keys() == wanted.keys()
+    assert [name for name in wanted if not torch.equal(found[name], wanted[name])] == []
+
+
+# ---------------------------------------------------------------------- which point of the path
+
+
+def test_a_choice_is_a_point_of_the_path(parent: RunDir) -> None:
+    path = open_path(parent)
+    total = sum(layer.numel for layer in path.layers)
+    mask, words = Choice(density=0.3).mask(path)
+    assert mask == path.mask(density=0.3)
+    assert mask.kept == int(0.3 * total)
+    assert words == f"density 0.3 by {DEFAULT_ORDER}"
+    mask, words = Choice(parameters=500, order="entry").mask(path)
+    assert mask == path.mask(parameters=500, order="entry")
+    assert (mask.kept, words) == (500, "density 500 weights by entry")
+    for epoch in (0, 2):
+        mask, words = Choice(epoch=epoch).mask(path)
+        assert (mask, words) == (Mask(path.support(epoch)), f"epoch {epoch}")
+
+
+def test_stable_is_the_epoch_at_which_the_support_settled(stopped: RunDir) -> None:
+    path = open_path(stopped)
+    stop = STOPPED.stop
+    epoch = path.stable_epoch(stop.window, stop.tolerance)
+    assert epoch == path.epochs[-1]
+    mask, words = Choice(stable=True).mask(path, stop)
+    assert (mask, words) == (path.mask(epoch=epoch), f"settled at epoch {epoch}")
+
+
+def test_a_run_that_settled_by_its_own_rule_has_a_stable_subnetwork(
+    stopped: RunDir, tmp_path: Path
+) -> None:
+    """The default rule compares five epochs, more than this run has."""
+    assert open_path(stopped).stable_epoch() is None
+    config, _ = retrained(stopped, tmp_path, None, Choice(stable=True))
+    assert config.start is not None
+    assert config.start.mask == f"settled at epoch {len(stopped.records())}"
+
+
+def test_a_support_that_did_not_settle_is_a_clear_error(parent: RunDir) -> None:
+    with pytest.raises(ConfigError, match=r"did not settle .* choose --epoch or --density"):
+        Choice(stable=True).mask(open_path(parent))
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        Choice(),
+        Choice(density=0.3, parameters=5),
+        Choice(density=0.3, epoch=0),
+        Choice(epoch=1, stable=True),
+        Choice(parameters=0, stable=True),
+    ],
+)
+def test_exactly_one_choice(parent: RunDir, choice: Choice) -> None:
+    with pytest.raises(ConfigError, match="choose one of --density, --parameters, --epoch and"):
+        choice.mask(open_path(parent))
+
+
+@pytest.mark.parametrize(
+    ("choice", "fault"),
+    [
+        (Choice(epoch=9), "epoch 9 is not marked; marked epochs: 0, 1, 2, 3"),
+        (Choice(density=1.5), "density"),
+        (Choice(parameters=-1), "parameters"),
+        (Choice(density=0.3, order="alphabet"), "unknown order 'alphabet'"),
+    ],
+)
+def test_a_point_that_is_not_on_the_path(
+    parent: RunDir, tmp_path: Path, choice: Choice, fault: str
+) -> None:
+    with pytest.raises(ValueError, match=fault):
+        prepare(parent, choice, Retrain.parse(None), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---------------------------------------------------------------------- how it is trained
+
+
+def test_words_for_retraining() -> None:
+    assert Retrain.parse(None) == Retrain("one-shot")
+    for word in ("scratch", "scratch-b", "finetune"):
+        assert Retrain.parse(word).how == word
+    assert Retrain.parse("rewind:30") == Retrain("rewind", 30)
+
+
+@pytest.mark.parametrize(
+    "word", ["", "rewind", "rewind:", "rewind:-1", "rewind:1.5", "Scratch", "one-shot", "rewind:1 "]
+)
+def test_other_words_are_refused(word: str) -> None:
+    with pytest.raises(ConfigError, match="retrain must be scratch, scratch-b, rewind:EPOCH or"):
+        Retrain.parse(word)
+
+
+@pytest.mark.parametrize(
+    ("word", "source", "name"),
+    [
+        (None, LAST, "last"),
+        ("finetune", LAST, "last"),
+        ("scratch", "init.safetensors", "init"),
+        ("scratch-b", "init.safetensors", "init"),
+        ("rewind:1", "checkpoint-1", "epoch 1"),
+        ("rewind:0", "checkpoint-0", "epoch 0"),
+    ],
+)
+def test_the_weights_that_a_subnetwork_starts_from(
+    parent: RunDir, tmp_path: Path, word: str | None, source: str, name: str
+) -> None:
+    config, run = retrained(parent, tmp_path, word)
+    assert config.start is not None
+    assert (config.start.parent, config.start.weights) == (parent.path.name, name)
+    by_name = source.endswith(".safetensors")
+    weights = parent.read_tensors(source) if by_name else weights_of(parent, source)
+    assert_same_tensors(run.read_tensors(START), weights)
+    mask = open_path(parent).mask(density=0.3)
+    assert Mask.load(run.path / MASK) == mask
+
+    # Before its first step the run itself has them too, masked.
+    with pytest.raises(Crash):
+        train(config, Place(runs=tmp_path), CrashAt(1)) if word else one_shot(config, tmp_path)
+    assert_same_tensors(run.read_tensors("init.safetensors"), masked(weights, mask))
+    assert_same_tensors(weights_of(run), masked(weights, mask))
+
+
+def one_shot(config: Config, runs: Path) -> None:
+    train(config, Place(runs=runs))
+    raise Crash  # as the others do
+
+
+def test_one_shot_is_judged_and_not_trained(filters: RunDir, tmp_path: Path) -> None:
+    config, run = retrained(filters, tmp_path, None, Choice(density=0.8))
+    assert config.epochs == 0
+    train(config, Place(runs=tmp_path))
+    (record,) = run.records()
+    mask = open_path(filters).mask(density=0.8)
+    assert (record["epoch"], record["density"]) == (0, mask.density)
+    assert record["densities"] == mask.layer_densities()
+    model = make_model("digits-net", num_classes=10, in_channels=1, input_size=8)
+    load_model(model, masked(weights_of(filters), mask))
+    digits = load_dataset("digits")
+    score = evaluate(model, digits.test)
+    assert (record["accuracy"], record["loss"]) == (score.accuracy, score.mean_loss)
+    recalibrated = evaluate_recalibrated(model, digits.test, digits.train).accuracy
+    assert record["recalibrated_accuracy"] == recalibrated != score.accuracy
+
+
+def rates_of(config: Config, runs: Path) -> list[float]:
+    """The learning rate of every step of a run."""
+    found: list[float] = []
+
+    def watched(model: nn.Module, options: OptimizerConfig) -> Optimizer:
+        optimizer = make_optimizer(model, options)
+        optimizer.register_step_post_hook(
+            lambda *_: found.append(float(optimizer.param_groups[0]["lr"]))
+        )
+        return optimizer
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "make_optimizer", watched)
+        train(config, Place(runs=runs))
+    return found
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        ScheduleConfig(kind="multistep", milestones=(2,)),
+        ScheduleConfig(kind="cosine", warmup=0.5),
+    ],
+    ids=lambda schedule: schedule.kind,
+)
+def test_a_rewound_run_goes_on_with_the_schedule(tmp_path: Path, schedule: ScheduleConfig) -> None:
+    dense = replace(SMALL, schedule=schedule)
+    rates = rates_of(dense, tmp_path)
+    parent = RunDir(tmp_path / dense.run_name)
+    config, run = retrained(parent, tmp_path, "rewind:1")
+    assert config.epochs == dense.epochs - 1
+    assert rates_of(config, tmp_path) == rates[STEPS:]
+    assert [r["lr"] for r in run.records()[1:]] == [r["lr"] for r in parent.records()[1:]]
+
+
+def test_fine_tuning_stays_at_the_last_rate(parent: RunDir, tmp_path: Path) -> None:
+    config, _ = retrained(parent, tmp_path, "finetune", epochs=2)
+    last = parent.records()[-1]["lr"]
+    assert last == pytest.approx(0.1 * SMALL.optimizer.lr)
+    assert rates_of(config, tmp_path) == [last] * 2 * STEPS
+
+
+def test_fine_tuning_after_an_early_stop_stays_at_the_rate_of_the_stop(tmp_path: Path) -> None:
+    """Drops of the schedule that never came do not count."""
+    dense = replace(STOPPED, schedule=ScheduleConfig(kind="multistep", milestones=(1, 11)))
+    parent = uninterrupted(dense, tmp_path)
+    assert len(parent.records()) < 11
+    config, _ = retrained(parent, tmp_path, "finetune")
+    assert config.optimizer.lr == parent.records()[-1]["lr"]
+
+
+def test_fine_tuning_with_another_optimizer_scales_its_own_rate(
+    parent: RunDir, tmp_path: Path
+) -> None:
+    config, _ = retrained(parent, tmp_path, "finetune", optimizer=COMPETITORS["adam"])
+    factor = parent.records()[-1]["lr"] / SMALL.optimizer.lr
+    assert config.optimizer.lr == pytest.approx(0.001 * factor)
+
+
+def test_scratch_b_stretches_the_schedule(filters: RunDir, tmp_path: Path) -> None:
+    config, _ = retrained(filters, tmp_path, "scratch-b", Choice(density=0.05))
+    assert config.epochs == 2 * FILTERS.epochs
+    assert config.schedule.milestones == tuple(2 * m for m in FILTERS.schedule.milestones)
+
+
+def test_epochs_by_default(parent: RunDir, tmp_path: Path) -> None:
+    long = replace(SMALL, epochs=8)
+    for word, epochs, of_long in (("scratch", 3, 8), ("rewind:1", 2, 7), ("finetune", 1, 2)):
+        assert retrained(parent, tmp_path, word)[0].epochs == epochs
+        assert _epochs_of(long, word, open_path(parent).mask(density=0.3)) == of_long
+        assert retrained(parent, tmp_path, word, epochs=5)[0].epochs == 5
+    assert retrained(parent, tmp_path, None, epochs=5)[0].epochs == 0
+
+
+def _epochs_of(config: Config, word: str, mask: Mask) -> int:
+    from dessilbi.lab.subnets import _epochs
+
+    return _epochs(config, Retrain.parse(word), mask, None)
+
+
+@pytest.mark.parametrize("density", [0.05, 0.3, 0.6, 0.9, 1.0])
+def test_scratch_b_has_the_multiply_adds_of_the_parent(
+    filters: RunDir, tmp_path: Path, density: float
+) -> None:
+    """At most twice the epochs; a filter's weights work at every place of an image."""
+    dense = replace(FILTERS, epochs=100)
+    mask = open_path(filters).mask(density=density)
+    model = make_model("digits-net", num_classes=10, in_channels=1, input_size=8)
+    each = count_macs_per_weight(model, torch.zeros(1, 1, 8, 8))
+    macs = sum(float(mask[name].sum()) * each[name] for name in mask.names)
+    whole = sum(mask[name].numel() * each[name] for name in mask.names)
+    assert len({each[name] for name in mask.names}) > 1, "weights differ in work"
+    wanted = min(200, round(100 * whole / macs))
+    assert _epochs_of(dense, "scratch-b", mask) == wanted
+    assert wanted == {0.05: 200, 1.0: 100}.get(density, wanted)
+    config, _ = retrained(filters, tmp_path, "scratch-b", Choice(density=density))
+    assert FILTERS.epochs <= config.epochs <= 2 * FILTERS.epochs
+
+
+def test_seed_and_optimizer_can_be_exchanged(parent: RunDir, tmp_path: Path) -> None:
+    config, _ = retrained(parent, tmp_path, "scratch")
+    assert (config.seed, config.optimizer) == (SMALL.seed, SMALL.optimizer)
+    assert (config.stop, config.keep) == (StopConfig(), ())
+    other, run = retrained(parent, tmp_path, "scratch", seed=7, optimizer=SGD)
+    assert (other.seed, other.optimizer) == (7, SGD)
+    assert other.run_name != config.run_name
+    train(other, Place(runs=tmp_path))
+    assert not (run.path / PATH).exists()
+
+
+def test_the_same_subnetwork_is_the_same_run_wherever_it_is_asked_for(
+    parent: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, run = retrained(parent, tmp_path, "scratch")
+    before = contents(run)
+    assert retrained(parent, tmp_path, "scratch")[0] == config
+    monkeypatch.chdir(parent.path)
+    assert retrained(RunDir.open("."), tmp_path, "scratch")[0] == config
+    assert contents(run) == before
+    assert [p.name for p in tmp_path.iterdir()] == [config.run_name]
+
+
+# ---------------------------------------------------------------------- the mask is held
+
+
+def assert_held(run: RunDir, mask: Mask) -> None:
+    """Zero off the mask, in every checkpoint and in the weights before the first step."""
+    names = [path.name for path in run.path.glob("checkpoint-*")]
+    assert {LAST, BEST} <= set(names)
+    for weights in [run.read_tensors("init.safetensors"), *(weights_of(run, n) for n in names)]:
+        for name in mask.names:
+            assert not bool(weights[name][~mask[name]].any())
+            assert bool(weights[name][mask[name]].any())
+
+
+@pytest.mark.parametrize("optimizer", [None, SGD, OptimizerConfig(name="adam", lr=1e-3)])
+@pytest.mark.parametrize("dense", ["parent", "filters"])
+def test_every_checkpoint_of_a_retrained_run_is_on_the_mask(
+    request: pytest.FixtureRequest, tmp_path: Path, dense: str, optimizer: OptimizerConfig | None
+) -> None:
+    found: RunDir = request.getfixturevalue(dense)
+    config, run = retrained(found, tmp_path, "rewind:1", optimizer=optimizer)
+    config = replace(config, keep=tuple(range(config.epochs + 1)))  # to see all of them
+    shutil.copytree(run.path, tmp_path / "kept" / config.run_name)
+    run = RunDir(tmp_path / "kept" / config.run_name)
+    (run.path / "config.json").unlink()
+    train(config, Place(runs=run.path.parent))
+    mask = open_path(found).mask(density=0.3)
+    assert_held(run, mask)
+    start, last = weights_of(run, "checkpoint-0"), weights_of(run)
+    assert all(bool((start[n] != last[n]).any()) for n in mask.names), "it was trained"
+    assert [r["epoch"] for r in run.records()] == list(range(config.epochs + 1))
+
+
+def test_gamma_of_a_subnetwork_stays_on_its_mask(parent: RunDir, tmp_path: Path) -> None:
+    config, run = retrained(parent, tmp_path, "scratch")
+    train(config, Place(runs=tmp_path))
+    path, mask = open_path(run), Mask.load(run.path / MASK)
+    assert path.epochs == (0, 1, 2, 3)
+    assert path.density(3) > 0
+    assert path.mask(epoch=3).issubset(mask)
+
+
+def test_the_parent_is_not_touched(parent: RunDir, tmp_path: Path) -> None:
+    before = contents(parent)
+    times = {p: p.stat().st_mtime_ns for p in parent.path.rglob("*")}
+    for word in (None, "scratch", "rewind:0", "finetune"):
+        config, _ = retrained(parent, tmp_path, word, epochs=1)
+        train(config, Place(runs=tmp_path))
+    assert contents(parent) == before
+    assert {p: p.stat().st_mtime_ns for p in parent.path.rglob("*")} == times
+
+
+def test_a_subnetwork_outlives_its_parent(parent: RunDir, tmp_path: Path) -> None:
+    copied = RunDir(tmp_path / "dense" / parent.path.name)
+    shutil.copytree(parent.path, copied.path)
+    config, run = retrained(copied, tmp_path, "scratch", epochs=2)
+    with pytest.raises(Crash):
+        train(config, Place(runs=tmp_path), CrashAt(STEPS + 1))
+    shutil.rmtree(copied.path)
+    train(run.config(), Place(runs=tmp_path))
+    again, whole = retrained(parent, tmp_path / "whole", "scratch", epochs=2)
+    train(again, Place(runs=tmp_path / "whole"))
+    assert_same_run(run, whole)
+
+
+def test_an_unknown_epoch_to_rewind_to(parent: RunDir, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"has no checkpoint-2; train it with --keep 2 to rewind"):
+        retrained(parent, tmp_path, "rewind:2")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_without_weights_is_not_told_to_keep_an_epoch(parent: RunDir, tmp_path: Path) -> None:
+    copied = RunDir(tmp_path / "dense")
+    shutil.copytree(parent.path, copied.path)
+    shutil.rmtree(copied.path / LAST)
+    with pytest.raises(RunError, match="has no checkpoint-last") as caught:
+        retrained(copied, tmp_path, "finetune")
+    assert "--keep" not in str(caught.value)
+
+
+# ---------------------------------------------------------------------- tampering
+
+
+def rewrite_mask(run: RunDir) -> None:
+    mask = Mask.load(run.path / MASK)
+    name, *others = mask.names
+    flipped = mask[name].clone()
+    flipped.view(-1)[0] ^= True
+    Mask({name: flipped, **{other: mask[other] for other in others}}).save(run.path / MASK)
+
+
+def rewrite_start(run: RunDir) -> None:
+    weights = run.read_tensors(START)
+    weights["fc1.bias"][0] += 1
+    run.write_tensors(START, weights)
+
+
+def damage_mask(run: RunDir) -> None:
+    content = bytearray((run.path / MASK).read_bytes())
+    content[-5] ^= 1
+    (run.path / MASK).write_bytes(content)
+
+
+def lose_mask(run: RunDir) -> None:
+    (run.path / MASK).unlink()
+
+
+def lose_start(run: RunDir) -> None:
+    (run.path / START).unlink()
+
+
+@pytest.mark.parametrize(
+    "tamper", [rewrite_mask, rewrite_start, damage_mask, lose_mask, lose_start]
+)
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_mask_or_start_that_was_tampered_with_is_refused(
+    parent: RunDir, tmp_path: Path, tamper: Callable[[RunDir], None], begun: bool
+) -> None:
+    config, run = retrained(parent, tmp_path, "finetune")
+    if begun:
+        with pytest.raises(Crash):
+            train(config, Place(runs=tmp_path, save_minutes=0), CrashAt(2))
+    tamper(run)
+    before = contents(run)
+    with pytest.raises(RunError, match=r"(mask|start)\.safetensors.*remove "):
+        train(config, Place(runs=tmp_path))
+    assert contents(run) == before
+
+
+# ---------------------------------------------------------------------- interrupted
+
+
+class CrashAtWrite:
+    """Crashes at the n-th flush or rename, and cuts what was flushed in half."""
+
+    def __init__(self, number: int) -> None:
+        self.left = number
+
+    def __enter__(self) -> None:
+        self.patch = pytest.MonkeyPatch()
+        fsync, rename = os.fsync, os.replace
+
+        def dying_fsync(fd: int) -> None:
+            if self._dies():
+                os.ftruncate(fd, max(0, os.fstat(fd).st_size - 7))
+                raise Crash
+            fsync(fd)
+
+        def dying_rename(source: Any, target: Any) -> None:
+            if self._dies():
+                raise Crash
+            rename(source, target)
+            if self._dies():
+                raise Crash
+
+        self.patch.setattr(os, "fsync", dying_fsync)
+        self.patch.setattr(os, "replace", dying_rename)
+
+    def _dies(self) -> bool:
+        self.left -= 1
+        return self.left == 0
+
+    def __exit__(self, *_: object) -> None:
+        self.patch.undo()
+
+
+def crashes(runs: Path, numbers: Iterable[int]) -> Iterator[tuple[CrashAtWrite, Path]]:
+    for number in numbers:
+        yield CrashAtWrite(number), runs / str(number)
+
+
+@pytest.fixture(scope="module")
+def whole(parent: RunDir, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], RunDir]:
+    """Subnetworks that nobody interrupted, by their word."""
+    runs = tmp_path_factory.mktemp("whole")
+    made: dict[str, RunDir] = {}
+
+    def make(word: str) -> RunDir:
+        if word not in made:
+            config, made[word] = retrained(parent, runs, None if word == "one-shot" else word)
+            train(config, Place(runs=runs))
+        return made[word]
+
+    return make
+
+
+def test_crashed_at_a_write_one_shot_ends_the_same(
+    parent: RunDir, whole: Callable[[str], RunDir], tmp_path: Path
+) -> None:
+    """Each time a new run, from the first file that `dessilbi subnet` makes to the last."""
+    for crash, runs in crashes(tmp_path, (2, 5, 8, 15, 22, 23, 24, 27, 30, 33)):
+        with pytest.raises(Crash), crash:
+            train(retrained(parent, runs, None)[0], Place(runs=runs))
+        config, run = retrained(parent, runs, None)
+        train(config, Place(runs=runs))
+        assert_same_run(run, whole("one-shot"))
+
+
+@pytest.mark.parametrize("number", [22, 36, 50, 83])
+def test_crashed_at_a_write_a_retrained_run_ends_the_same(
+    parent: RunDir, whole: Callable[[str], RunDir], tmp_path: Path, number: int
+) -> None:
+    with pytest.raises(Crash), CrashAtWrite(number):
+        train(retrained(parent, tmp_path, "rewind:1")[0], Place(runs=tmp_path, save_minutes=0))
+    config, run = retrained(parent, tmp_path, "rewind:1")
+    train(config, Place(runs=tmp_path))
+    assert_same_run(run, whole("rewind:1"))
+
+
+@pytest.mark.parametrize("after", [(1,), (STEPS,), (STEPS + 2, 1)])
+def test_crashed_after_any_step_a_subnetwork_ends_the_same(
+    parent: RunDir, whole: Callable[[str], RunDir], tmp_path: Path, after: tuple[int, ...]
+) -> None:
+    config, run = retrained(parent, tmp_path, "rewind:1")
+    for steps in after:
+        with pytest.raises(Crash):
+            train(config, Place(runs=tmp_path, save_minutes=0), CrashAt(steps))
+    train(config, Place(runs=tmp_path))
+    assert_same_run(run, whole("rewind:1"))
+
+
+def test_killed_while_it_writes_a_subnetwork_ends_the_same(
+    parent: RunDir, whole: Callable[[str], RunDir], tmp_path: Path
+) -> None:
+    config, run = retrained(parent, tmp_path, "rewind:1")
+    assert live(Life(config, tmp_path, 70, save_minutes=0)) == -signal.SIGKILL
+    train(config, Place(runs=tmp_path))
+    assert_same_run(run, whole("rewind:1"))
+
+
+# ---------------------------------------------------------------------- the path of a run
+
+
+def test_entry_steps_are_those_of_brute_force(tmp_path: Path) -> None:
+    """Supports looked at after every step, by another hook."""
+    seen: list[dict[str, Tensor]] = []
+
+    def watched(model: nn.Module, options: OptimizerConfig) -> Optimizer:
+        optimizer = make_optimizer(model, options)
+        assert isinstance(optimizer, DessiLBI)
+        twins = dict(optimizer.twins())
+        optimizer.register_step_post_hook(
+            lambda *_: seen.append({n: optimizer.gamma(p) != 0 for n, p in twins.items()})
+        )
+        return optimizer
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "make_optimizer", watched)
+        run = uninterrupted(FILTERS, tmp_path)
+    path = open_path(run)
+    steps = len(seen)
+    assert (path.step, path.epochs) == (steps, (0, 1, 2))
+    entered = 0
+    for layer in path.layers:
+        found = path.entry_steps(layer.name)
+        for group in range(layer.groups):
+            inside = [
+                bool((s[layer.name][group] if layer.exact else s[layer.name].view(-1)[group]).any())
+                for s in seen
+            ]
+            # Elements of a Lasso layer are looked at after an epoch.
+            looks = range(1, steps + 1) if layer.exact else (STEPS, 2 * STEPS)
+            wanted = next((look for look in looks if inside[look - 1]), -1)
+            assert int(found[group]) == wanted, (layer.name, group)
+            entered += layer.exact and wanted > 0
+    assert entered > 3, "the example must have filters that enter"
+
+
+def test_the_path_agrees_with_the_metrics(parent: RunDir) -> None:
+    path = open_path(parent)
+    assert path.epochs == (0, 1, 2, 3)
+    for record in parent.records():
+        epoch = record["epoch"]
+        assert path.density(epoch) == record["density"]
+        assert path.loss(epoch) == record["train_loss"]
+        for layer, density in record["densities"].items():
+            assert path.density(epoch, layer) == density
+
+
+@pytest.mark.parametrize(
+    ("config", "numbers"),
+    [(SMALL, (12, 25, 77)), (FILTERS, (43, 58, 84))],
+    ids=["lasso", "filters"],
+)
+def test_the_path_of_an_interrupted_run_is_the_same_file(
+    request: pytest.FixtureRequest, tmp_path: Path, config: Config, numbers: tuple[int, ...]
+) -> None:
+    """Killed between path and checkpoint too: the path is then ahead and is cut."""
+    reference: RunDir = request.getfixturevalue("parent" if config is SMALL else "filters")
+    for crash, runs in crashes(tmp_path, numbers):
+        place = Place(runs=runs, save_minutes=0)
+        with pytest.raises(Crash), crash:
+            train(config, place)
+        run = train(config, Place(runs=runs))
+        assert (run.path / PATH).read_bytes() == (reference.path / PATH).read_bytes()
+        assert_same_run(run, reference)
+
+
+@pytest.mark.parametrize(
+    "optimizer", [SGD, OptimizerConfig(exclude=("*",))], ids=["sgd", "no twins"]
+)
+def test_a_run_without_twins_records_no_path(optimizer: OptimizerConfig, tmp_path: Path) -> None:
+    config = replace(SMALL, optimizer=optimizer, epochs=2)
+    run = uninterrupted(config, tmp_path / "whole")
+    assert not (run.path / PATH).exists()
+    with pytest.raises(RunError, match="only runs of DessiLBI record one"):
+        open_path(run)
+    with pytest.raises(Crash):
+        train(config, Place(runs=tmp_path), CrashAt(STEPS + 1))
+    assert_same_run(train(config, Place(runs=tmp_path)), run)
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_run_whose_path_was_lost_is_a_clear_error(tmp_path: Path, lost: bool) -> None:
+    with pytest.raises(Crash):
+        train(SMALL, Place(runs=tmp_path), CrashAt(STEPS + 1))
+    path = tmp_path / SMALL.run_name / PATH
+    path.unlink() if lost else path.write_bytes(b"not a path")
+    with pytest.raises(RunError, match=r"cannot continue the path of .*move the folder away"):
+        train(SMALL, Place(runs=tmp_path))
+
+
+# ---------------------------------------------------------------------- stopping
+
+
+def test_a_run_stops_when_its_support_has_settled(stopped: RunDir, tmp_path: Path) -> None:
+    path, stop = open_path(stopped), STOPPED.stop
+    epochs = len(stopped.records())
+    assert epochs == path.epochs[-1] == path.stable_epoch(stop.window, stop.tolerance)
+    assert stop.window < epochs < STOPPED.epochs
+    last = stopped.load(LAST)
+    assert last is not None
+    assert (last.state["epoch"], last.state["settled"]) == (epochs, True)
+
+    # Without the rule the same run goes on, and so far it was the same.
+    longer = uninterrupted(replace(STOPPED, stop=StopConfig(), epochs=epochs + 1), tmp_path)
+    assert longer.records()[:-1] == stopped.records()
+    assert open_path(longer).stable_epoch(stop.window, stop.tolerance) == epochs
+
+
+def test_a_settled_run_is_done(stopped: RunDir) -> None:
+    class Never(Silent):
+        def start(self, *_: object) -> None:
+            raise AssertionError("a settled run must not start")
+
+    before = contents(stopped)
+    train(STOPPED, Place(runs=stopped.path.parent), Never())
+    assert contents(stopped) == before
+
+
+def test_a_support_that_never_settles_runs_to_the_end(tmp_path: Path) -> None:
+    run = uninterrupted(replace(SMALL, stop=StopConfig(when_stable=True)), tmp_path)
+    assert len(run.records()) == SMALL.epochs
+    last = run.load(LAST)
+    assert last is not None
+    assert last.state["settled"] is False
+
+
+def test_an_interrupted_run_stops_at_the_same_epoch(stopped: RunDir, tmp_path: Path) -> None:
+    epochs = len(stopped.records())
+    for steps in (2, STEPS, STEPS * (epochs - 2)):  # the last life ends in the last epoch
+        with pytest.raises(Crash):
+            train(STOPPED, Place(runs=tmp_path, save_minutes=0), CrashAt(steps))
+    assert_same_run(train(STOPPED, Place(runs=tmp_path)), stopped)
+
+
+def test_killed_around_its_last_write_a_run_stops_at_the_same_epoch(
+    stopped: RunDir, tmp_path: Path
+) -> None:
+    """The epoch at which the support settles, saved in part: as path, metrics, best or last."""
+    counter = CrashAtWrite(10**6)
+    with counter:
+        train(STOPPED, Place(runs=tmp_path / "counted"))
+    writes = 10**6 - counter.left
+    for death in range(writes - 11, writes, 4):
+        runs = tmp_path / str(death)
+        with pytest.raises(Crash), CrashAtWrite(death):
+            train(STOPPED, Place(runs=runs))
+        assert_same_run(train(STOPPED, Place(runs=runs)), stopped)
+    assert live(Life(STOPPED, tmp_path / "killed", writes)) == -signal.SIGKILL
+    assert_same_run(train(STOPPED, Place(runs=tmp_path / "killed")), stopped)
+
+
+def test_the_recorded_path_can_be_read_without_the_lab(parent: RunDir) -> None:
+    path = SolutionPath.load(parent.path / PATH)
+    assert [layer.name for layer in path.layers] == ["fc1.weight", "fc2.weight", "fc3.weight"]
+    assert path.step == 3 * STEPS
