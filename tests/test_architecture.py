@@ -16,7 +16,7 @@ ROOT = Path(dessilbi.__file__).parent
 
 # The rooms of the design, from the ground up, and the rooms that each may open.
 ROOMS: dict[str, set[str]] = {
-    "_cache": set(),
+    "_disk": set(),
     "optim": set(),
     "theory": {"optim"},
     "path": {"optim"},
@@ -30,7 +30,7 @@ ROOMS: dict[str, set[str]] = {
     "__init__": {"cli"},
 }
 # May be imported from everywhere.
-GROUND = "_cache"
+GROUND = "_disk"
 
 
 def allowed(room: str) -> set[str]:
@@ -102,7 +102,7 @@ def test_imports_point_downwards(file: Path) -> None:
         ("dessilbi.lab.data.load", "from ...cli import main"),
         ("dessilbi.report.page", "from dessilbi.lab.train import train"),
         ("dessilbi.report.page", "from dessilbi.lab import train"),
-        ("dessilbi._cache", "from dessilbi.optim import DessiLBI"),
+        ("dessilbi._disk", "from dessilbi.optim import DessiLBI"),
     ],
 )
 def test_an_upward_import_would_be_noticed(module: str, line: str) -> None:
@@ -113,7 +113,7 @@ def test_an_upward_import_would_be_noticed(module: str, line: str) -> None:
     ("module", "line"),
     [
         ("dessilbi.lab.train", "from dessilbi.optim import DessiLBI"),
-        ("dessilbi.lab.data.load", "from dessilbi._cache import cache_dir"),
+        ("dessilbi.lab.data.load", "from dessilbi._disk import cache_dir"),
         ("dessilbi.lab.data.load", "from .mnist import read"),
         ("dessilbi.report.page", "from dessilbi.lab.rundir import RunDir"),
         ("dessilbi.report.page", "from dessilbi.lab import rundir"),

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dessilbi._disk import write_whole
 from dessilbi.lab.config import Config, from_json, to_json
 
 if TYPE_CHECKING:
@@ -107,17 +108,9 @@ class RunDir:
     def write(self, name: str, content: bytes) -> None:
         """Write a file whole or not at all."""
         path = self.path / name
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         with clear_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                with temporary.open("wb") as file:
-                    file.write(content)
-                    file.flush()
-                    os.fsync(file.fileno())
-                temporary.replace(path)
-            finally:
-                temporary.unlink(missing_ok=True)
+            write_whole(path, content)
 
     def write_tensors(self, name: str, tensors: dict[str, Tensor]) -> int:
         """Write a safetensors file; returns the checksum of its bytes."""

@@ -18,7 +18,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from dessilbi._cache import cache_dir
+from dessilbi._disk import cache_dir
 
 SOURCE = Path(__file__).with_name("_kernel.cpp")
 FLAGS = ("-std=c++17", "-O3", "-fopenmp-simd", "-fno-math-errno", "-shared", "-fPIC", "-pthread")

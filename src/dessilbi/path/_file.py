@@ -8,13 +8,14 @@ entry: safetensors writes several in no fixed order, and equal contents shall ma
 from __future__ import annotations
 
 import json
-import os
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
+
+from dessilbi._disk import write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,20 +33,12 @@ class FormatError(ValueError):
 
 
 def write(file: str | Path, kind: str, version: int, values: dict[str, Any], arrays: Arrays) -> int:
-    """Write a file of format ``kind`` to a temporary name, flush and rename; returns its size."""
+    """Write a file of format ``kind``, whole or not at all; returns its size."""
     path = Path(file)
     header = {"format": kind, "version": version, **values}
     header["crc32"] = _checksum(header, arrays)
     content = save(dict(arrays), metadata={_KEY: json.dumps(header, sort_keys=True)})
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_whole(path, content)
     return len(content)
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from data_files import IDX_STEMS, idx_bytes, write_tiny_mnist
 
-from dessilbi._cache import cache_dir
+from dessilbi._disk import cache_dir
 from dessilbi.lab.data import DataError, load_dataset, mnist, places
 from dessilbi.lab.data.idx import read_idx
 

@@ -1,6 +1,5 @@
 """Keep a set that was slow to decode: one safetensors file, checked, or made again."""
 
-import os
 import warnings
 import zlib
 from collections.abc import Callable
@@ -8,7 +7,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from dessilbi._cache import cache_dir
+from dessilbi._disk import cache_dir, write_whole
 from dessilbi.lab.data.splits import RawSet
 
 _TENSORS = RawSet._fields[:-1]
@@ -61,21 +60,13 @@ def _load(path: Path, source: str) -> RawSet | None:
 
 
 def _save(path: Path, raw: RawSet) -> None:
-    """Write to a temporary name, flush, rename: a reader sees a whole file or none."""
+    """Keep the set, whole or not at all."""
     from safetensors.torch import save
 
     tensors = dict(zip(_TENSORS, raw[:-1], strict=True))
     content = save(tensors, metadata={"crc32": _crc32(list(tensors.values()))})
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_whole(path, content)
 
 
 def _crc32(tensors: list[Tensor]) -> str:

@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from dessilbi._cache import cache_dir
+from dessilbi._disk import cache_dir
 from dessilbi.lab.data.errors import DataError
 
 SYSTEM_DATASETS = Path("/usr/share/datasets")
