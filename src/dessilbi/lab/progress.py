@@ -21,7 +21,7 @@ HEADER = (
     f"{'epoch':>9}  {'loss':>7}  {'dense':>6}  {'sparse':>6}  {'recal.':>6}  {'density':>7}"
     f"  {'images/s':>8}"
 )
-UPDATES_PER_SECOND = 8
+UPDATES_PER_SECOND = 4
 
 
 def plain_console() -> Console:
