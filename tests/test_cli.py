@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from dessilbi import __version__
+from dessilbi import SolutionPath, __version__
 from dessilbi.cli import main
 from dessilbi.lab.data import places
 
@@ -221,8 +221,10 @@ def test_demo_tells_the_story_and_names_its_files(dessilbi: Shell) -> None:
     for kind, value in (("sparse", "recalibrated_accuracy"), ("dense", "accuracy")):
         (line,) = (line for line in lines if line.startswith(f"{kind} accuracy"))
         assert f"{records[-1][value]:.1f}%" in line
-    earliest = min(entered, key=lambda layer: (entered[layer], layer))
-    assert f"Entered first: {earliest}." in said.out
+    path = SolutionPath.load(run / "path.safetensors")
+    steps = path.entry_steps("conv1.weight")  # filters of the first layer come first here
+    first = int(steps.where(steps >= 0, steps.max() + 1).argmin())
+    assert f"The first filters: conv1.weight[{first}] at step {int(steps[first])}," in said.out
     assert records[-1]["accuracy"] > 90
 
     named = [line.split()[0] for line in lines[lines.index("To look at:") + 1 :]]
