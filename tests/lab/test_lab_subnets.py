@@ -107,7 +107,7 @@ def test_a_choice_is_a_point_of_the_path(parent: RunDir) -> None:
     assert words == f"density 0.3 by {DEFAULT_ORDER}"
     mask, words = Choice(parameters=500, order="entry").mask(path)
     assert mask == path.mask(parameters=500, order="entry")
-    assert (mask.kept, words) == (500, "density 500 weights by entry")
+    assert (mask.kept, words) == (500, "500 weights by entry")
     for epoch in (0, 2):
         mask, words = Choice(epoch=epoch).mask(path)
         assert (mask, words) == (Mask(path.support(epoch)), f"epoch {epoch}")

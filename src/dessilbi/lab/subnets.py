@@ -55,8 +55,8 @@ class Choice:
         if self.epoch is not None:
             return path.mask(epoch=self.epoch), f"epoch {self.epoch}"
         mask = path.mask(density=self.density, parameters=self.parameters, order=self.order)
-        budget = f"{self.parameters} weights" if self.density is None else f"{self.density:g}"
-        return mask, f"density {budget} by {self.order}"
+        budget = f"density {self.density:g}" if self.parameters is None else f"{mask.kept} weights"
+        return mask, f"{budget} by {self.order}"
 
 
 @dataclass(frozen=True)

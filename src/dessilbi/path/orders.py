@@ -165,8 +165,10 @@ ORDERS: dict[str, Callable[[Groups], Keys]] = {
 - ``entry+magnitude``, ``entry+dual``: the sum of the two ranks.
 """
 
-DEFAULT_ORDER = "entry"
+DEFAULT_ORDER = "magnitude"
 DEFAULT_SCALE: Scale = "rms"
+# The best of all orders and scales without retraining, weight by weight and filter by filter
+# (benchmarks/orders.py, docs/subnets.md): what entered is large; how large says more than when.
 
 _latest: WeakKeyDictionary[SolutionPath, tuple[Hashable, NDArray[np.int64]]] = WeakKeyDictionary()
 
