@@ -70,7 +70,8 @@ def test_a_number_has_no_groups() -> None:
 
 
 def test_numpy_numbers_are_numbers() -> None:
-    DessiLBI([conv()], kappa=np.float32(1.0), group_dim=np.int64(1))
+    opt = DessiLBI([conv()], kappa=np.float32(2.0), group_dim=np.int64(1))
+    assert (opt.param_groups[0]["kappa"], opt.param_groups[0]["group_dim"]) == (2, 1)
 
 
 def test_state_of_another_parameter_is_refused() -> None:

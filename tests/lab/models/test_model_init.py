@@ -64,7 +64,8 @@ def test_default_draws_anew_from_torchs_own_law():
 @pytest.mark.parametrize("layer", [cls for cls in NORMALISATIONS if cls is not nn.GroupNorm])
 def test_layers_without_affine_parameters_are_no_obstacle(layer):
     keyword = "elementwise_affine" if layer is nn.LayerNorm else "affine"
-    initialize(nn.Sequential(layer(4, **{keyword: False})), "he")
+    model = initialize(nn.Sequential(layer(4, **{keyword: False})), "he")
+    assert not list(model.parameters())
 
 
 def test_layers_of_other_kinds_stay_as_they_are():
