@@ -1,6 +1,6 @@
 """Tickets from the path against magnitude and random ones, and one-shot pruning against SGD's.
 
-    python benchmarks/tickets.py [--data-dir DIR] [--seeds 3] [--runs DIR] [--json out.json]
+    python benchmarks/tickets.py [--data-dir DIR] [--seeds 5] [--runs DIR] [--json out.json]
 
 Fashion-MNIST, LeNet-300-100, 12 epochs (learning rate 0.1, dropped at 4 and 8), batch 128, momentum
 0.9, weight decay 1e-4, judged on the test set; nothing was chosen by it. A ticket is a mask that is
@@ -115,7 +115,7 @@ def one_seed(seed: int, place: Place) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data-dir", type=Path)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--runs", type=Path, default=Path("runs/tickets"))
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
