@@ -3,7 +3,7 @@
     python benchmarks/tickets.py [--data-dir DIR] [--seeds 5] [--runs DIR] [--json out.json]
 
 Fashion-MNIST, LeNet-300-100, 12 epochs (learning rate 0.1, dropped at 4 and 8), batch 128, momentum
-0.9, weight decay 1e-4, judged on the test set; nothing was chosen by it. A ticket is a mask that is
+0.9, weight decay 1e-4, judged on the test set. A ticket is a mask that is
 retrained from the initialisation with SGD, all at the density that Gamma has after epoch 2:
 
 - path: the support of Gamma after epoch 2 of DessiLBI;
