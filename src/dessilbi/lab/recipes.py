@@ -59,7 +59,7 @@ def lenet_300_100_mnist_short() -> Config:
 
 
 def lenet_5_mnist() -> Config:
-    """LeNet-5 on MNIST, 9 epochs, with the warm-up that keeps every seed alive."""
+    """LeNet-5 on MNIST, 9 epochs, with a warm-up: without it about one seed in three collapses."""
     return Config(
         name="lenet-5-mnist",
         data=DataConfig(name="mnist"),
