@@ -90,6 +90,63 @@ def test_hundred_steps(how: dict[str, bool], variant: str) -> None:
     assert entered > 0, "the test never reached the sparse part"
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("how", IMPLEMENTATIONS)
+def test_steps_that_move_a_part(how: dict[str, bool], variant: str) -> None:
+    options = {"nu": 2.0, "lambd": 0.3, "lr": 0.1} | VARIANTS[variant]
+    params, references, groups = [], [], []
+    for i, (shape, penalty, dim) in enumerate(TENSORS):
+        W = noise(*shape, seed=i)
+        params.append(nn.Parameter(W.clone()))
+        references.append(Reference(W.clone(), penalty=penalty, group_dim=dim, **options))
+        groups.append({"params": [params[-1]], "penalty": penalty, "group_dim": dim})
+    opt = DessiLBI(groups, **options, **how)
+    for k in range(30):
+        moves = {}
+        for i, (p, reference) in enumerate(zip(params, references, strict=True)):
+            where = noise(*p.shape, seed=7000 + 100 * k + i) > 0.3
+            if (i + k) % 5:  # some tensors as a whole, now and then
+                moves[p] = where
+            grad = 0.1 * p.detach() + 0.3 * noise(*p.shape, seed=1000 * k + i)
+            p.grad = grad.clone()
+            reference.step(grad, moves.get(p))
+        opt.restrict(moves)
+        opt.step()
+    for p, reference in zip(params, references, strict=True):
+        torch.testing.assert_close(p.detach(), reference.W, rtol=1e-11, atol=1e-12)
+        if reference.penalty is not None:
+            torch.testing.assert_close(opt.gamma(p), reference.Gamma, rtol=1e-10, atol=1e-11)
+        if reference.buffer is not None:
+            buffer = opt.state[p]["momentum_buffer"]
+            torch.testing.assert_close(buffer, reference.buffer, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("how", IMPLEMENTATIONS)
+def test_what_the_loss_may_not_move_feels_the_coupling_only(how: dict[str, bool]) -> None:
+    W = noise(6, 4, seed=0)
+    p = nn.Parameter(W.clone())
+    opt = DessiLBI([p], lr=0.1, nu=2.0, momentum=0.9, weight_decay=0.1, **how)
+    p.grad = noise(6, 4, seed=1)
+    opt.restrict({p: torch.zeros(6, 4, dtype=torch.bool)})
+    opt.step()
+    torch.testing.assert_close(p.detach(), W - 0.1 * W / 2.0, rtol=1e-14, atol=0)
+    assert not opt.state[p]["momentum_buffer"].any()
+    opt.restrict({})
+    opt.step()
+    assert opt.state[p]["momentum_buffer"].all()
+
+
+def test_restrict_refuses_what_does_not_fit() -> None:
+    p = nn.Parameter(torch.zeros(2, 3))
+    opt = DessiLBI([p])
+    with pytest.raises(ValueError, match=r"bool tensor of shape \(2, 3\)"):
+        opt.restrict({p: torch.ones(3, 2, dtype=torch.bool)})
+    with pytest.raises(ValueError, match="got torch.float32"):
+        opt.restrict({p: torch.ones(2, 3)})
+    with pytest.raises(ValueError, match="does not hold"):
+        opt.restrict({nn.Parameter(torch.zeros(1)): torch.ones(1, dtype=torch.bool)})
+
+
 @pytest.mark.parametrize("scale", ["size", "init"])
 @pytest.mark.parametrize("how", IMPLEMENTATIONS)
 def test_scaled_thresholds(how: dict[str, bool], scale: str) -> None:

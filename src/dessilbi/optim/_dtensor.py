@@ -94,7 +94,8 @@ def _local_item(item: Item) -> Item:
             penalty = replace(penalty, lambd=_local(penalty.lambd))
         twin = Twin(_local(twin.V), penalty)
     buffer = None if item.buffer is None else _local(item.buffer)
-    return Item(_local(item.W), _local(item.grad), twin, buffer)
+    moves = None if item.moves is None else _local(item.moves)
+    return Item(_local(item.W), _local(item.grad), twin, buffer, moves)
 
 
 def _local(t: Tensor) -> Tensor:

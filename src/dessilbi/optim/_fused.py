@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _NO_TWIN, _LASSO, _GROUP_LASSO = 0, 1, 2
 
 # Mirrors TensorView of the kernel.
-_POINTERS = ("w", "g", "v", "buf", "lambds")
+_POINTERS = ("w", "g", "v", "buf", "lambds", "moves")
 _INTEGERS = ("outer", "groups", "inner", "penalty")
 _TENSOR = np.dtype([(n, np.int64) for n in (*_POINTERS, *_INTEGERS)] + [("lambd", np.float64)])
 
@@ -87,7 +87,7 @@ def native(items: Sequence[Item], o: Options) -> None:
 
 def _row(item: Item, made: list[Tensor]) -> tuple[float, ...] | None:
     """A tensor as the kernel sees it; ``None`` if the kernel cannot take it."""
-    W, grad, twin, buffer = item
+    W, grad, twin, buffer, moves = item
     dtype, stride = W.dtype, W.stride()
     if dtype is not torch.float32 and dtype is not torch.float64:
         return None
@@ -107,6 +107,8 @@ def _row(item: Item, made: list[Tensor]) -> tuple[float, ...] | None:
             lambd = penalty.lambd
     if buffer is not None and (buffer.stride() != stride or buffer.dtype is not dtype):
         return None
+    if moves is not None and moves.stride() != stride:
+        return None
     layout = _layout(W.shape, stride, dim)
     if layout is None:
         return None
@@ -114,7 +116,8 @@ def _row(item: Item, made: list[Tensor]) -> tuple[float, ...] | None:
         grad = torch.empty_like(W).copy_(grad)
         made.append(grad)
     buf = 0 if buffer is None else buffer.data_ptr()
-    return (W.data_ptr(), grad.data_ptr(), v, buf, lambds, *layout, kind, lambd)
+    where = 0 if moves is None else moves.data_ptr()
+    return (W.data_ptr(), grad.data_ptr(), v, buf, lambds, where, *layout, kind, lambd)
 
 
 @functools.lru_cache(maxsize=4096)

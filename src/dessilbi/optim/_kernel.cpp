@@ -28,6 +28,7 @@ struct TensorView {
     void *v;            // dual variable, updated; null without a twin
     void *buf;          // momentum buffer, updated; null without momentum
     const void *lambds; // thresholds: null (use lambd), one number (Lasso) or one a group
+    const uint8_t *moves; // where the loss moves a weight: null (everywhere) or one byte a weight, 0 or 1
     int64_t outer, groups, inner;
     int64_t penalty;
     double lambd;
@@ -82,11 +83,13 @@ struct ManyFactors {
 };
 struct NoTwin {};
 
-// One step for a run of n elements. With OneFactor it also returns the sum of squares of `ahead`, the
+// One step for a run of n elements. A weight that the loss does not move (kPart) still follows the
+// coupling; its momentum rests. With OneFactor it also returns the sum of squares of `ahead`, the
 // V of the next group: norms taken in a pass of their own would read memory one stream at a time.
-template <typename T, bool kMomentum, typename Prox>
-T update(T *__restrict w, const T *__restrict g, T *__restrict v, T *__restrict buf, int64_t n,
-         const Coefficients<T> &k, Prox prox, const T *__restrict ahead = nullptr) {
+template <typename T, bool kMomentum, bool kPart, typename Prox>
+T update(T *__restrict w, const T *__restrict g, T *__restrict v, T *__restrict buf,
+         const uint8_t *__restrict moves, int64_t n, const Coefficients<T> &k, Prox prox,
+         const T *__restrict ahead = nullptr) {
     const Coefficients<T> c = k;
     T squares = 0;
 #pragma omp simd reduction(+ : squares)
@@ -103,10 +106,13 @@ T update(T *__restrict w, const T *__restrict g, T *__restrict v, T *__restrict 
         T direction = gradient;
         if constexpr (kMomentum) {
             T b = c.momentum * buf[i] + gradient;
+            if constexpr (kPart) b = moves[i] ? b : buf[i];
             buf[i] = b;
             direction = c.take_gradient * gradient + c.take_buffer * b;
         }
-        w[i] = weight - c.lr * (direction + c.couple_out * coupling) - c.decay * weight;
+        T change = c.lr * (direction + c.couple_out * coupling) + c.decay * weight;
+        if constexpr (kPart) change = moves[i] ? change : c.lr * coupling;
+        w[i] = weight - change;
     }
     return squares;
 }
@@ -132,19 +138,21 @@ T group_factor(T squared_norm, T lambd, T kappa) {
 }
 
 // Groups [begin, end) of one tensor.
-template <typename T, bool kMomentum>
+template <typename T, bool kMomentum, bool kPart>
 void step_groups(const TensorView &t, int64_t begin, int64_t end, const Coefficients<T> &k) {
     const T lambd = T(t.lambd);
     T *w = static_cast<T *>(t.w), *v = static_cast<T *>(t.v), *buf = static_cast<T *>(t.buf);
     const T *g = static_cast<const T *>(t.g), *lambds = static_cast<const T *>(t.lambds);
+    const uint8_t *moves = t.moves;
     auto at = [](auto *p, int64_t i) { return p ? p + i : p; };
 
     if (t.penalty == kNoTwin) {
-        update<T, kMomentum>(w + begin, g + begin, v, at(buf, begin), end - begin, k, NoTwin{});
+        update<T, kMomentum, kPart>(w + begin, g + begin, v, at(buf, begin), at(moves, begin), end - begin, k,
+                                    NoTwin{});
     } else if (t.penalty == kLasso) {
         T threshold = lambds ? lambds[0] : lambd;
-        update<T, kMomentum>(w + begin, g + begin, v + begin, at(buf, begin), end - begin, k,
-                             SoftThreshold<T>{k.kappa, threshold});
+        update<T, kMomentum, kPart>(w + begin, g + begin, v + begin, at(buf, begin), at(moves, begin), end - begin,
+                                    k, SoftThreshold<T>{k.kappa, threshold});
     } else {
         auto factor = [&](T squares, int64_t i) {
             return group_factor(squares, lambds ? lambds[i] : lambd, k.kappa);
@@ -154,8 +162,8 @@ void step_groups(const TensorView &t, int64_t begin, int64_t end, const Coeffici
             for (int64_t i = begin; i < end; ++i) {
                 int64_t j = i * t.inner;
                 const T *ahead = i + 1 < end ? v + j + t.inner : g + j;  // the last one's sum is not used
-                squares = update<T, kMomentum>(w + j, g + j, v + j, at(buf, j), t.inner, k,
-                                               OneFactor<T>{factor(squares, i)}, ahead);
+                squares = update<T, kMomentum, kPart>(w + j, g + j, v + j, at(buf, j), at(moves, j), t.inner, k,
+                                                      OneFactor<T>{factor(squares, i)}, ahead);
             }
             return;
         }
@@ -168,7 +176,8 @@ void step_groups(const TensorView &t, int64_t begin, int64_t end, const Coeffici
                         factor(std::accumulate(first, first + t.inner, T(0)), i));
         }
         for (int64_t j = begin * t.inner; j < t.outer * row; j += row)
-            update<T, kMomentum>(w + j, g + j, v + j, at(buf, j), run, k, ManyFactors<T>{factors.data()});
+            update<T, kMomentum, kPart>(w + j, g + j, v + j, at(buf, j), at(moves, j), run, k,
+                                        ManyFactors<T>{factors.data()});
     }
 }
 
@@ -198,8 +207,10 @@ void step(const TensorView *tensors, int64_t count, const Options &options, int6
     auto work = [&] {
         for (size_t i; (i = next.fetch_add(1)) < tasks.size();) {
             const Task &task = tasks[i];
-            auto run = task.tensor->buf ? step_groups<T, true> : step_groups<T, false>;
-            run(*task.tensor, task.begin, task.end, k);
+            const TensorView &t = *task.tensor;
+            auto run = t.buf ? (t.moves ? step_groups<T, true, true> : step_groups<T, true, false>)
+                             : (t.moves ? step_groups<T, false, true> : step_groups<T, false, false>);
+            run(t, task.begin, task.end, k);
         }
     };
     // Below a quarter of a million weights a second thread costs more than it saves.

@@ -6,6 +6,9 @@
 
 ``direction`` is the gradient, with L2 decay and momentum as in torch.optim.SGD. All right-hand
 sides use the old W and V. Gradients are never changed. :mod:`._reference` spells it out literally.
+
+A tensor that only some weights of may follow the loss (``Item.moves``, see DessiLBI.restrict) takes
+the coupling everywhere and ``direction`` there.
 """
 
 from __future__ import annotations
@@ -40,6 +43,8 @@ class Item(NamedTuple):
     twin: Twin | None
     buffer: Tensor | None
     """Momentum buffer; ``None`` without momentum."""
+    moves: Tensor | None = None
+    """Where the loss moves W (boolean, shaped as W); ``None``: everywhere."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,11 @@ class Options:
 def single_tensor(items: Sequence[Item], o: Options) -> None:
     """The loop: one tensor after the other."""
     inside = o.coupling == "momentum"
-    for W, grad, twin, buffer in items:
+    for item in items:
+        if item.moves is not None:
+            _restricted(item, item.moves, o)
+            continue
+        W, grad, twin, buffer, _ = item
         direction = -grad if o.maximize else grad
         # Plain momentum: the decay goes straight into the buffer, which spares a temporary.
         decay_later = buffer is not None and not o.nesterov
@@ -100,15 +109,38 @@ def single_tensor(items: Sequence[Item], o: Options) -> None:
             _add_scaled(twin.V, gap, o.lr / (o.kappa * o.nu))
 
 
+def _restricted(item: Item, moves: Tensor, o: Options) -> None:
+    """One tensor that the loss moves in part: elsewhere only the coupling acts, momentum rests."""
+    W, grad, twin, buffer, _ = item
+    step = torch.add(-grad if o.maximize else grad, W, alpha=o.l2)
+    C = torch.zeros_like(W) if twin is None else twin.penalty.gap(W, twin.V, o.kappa) / o.nu
+    if o.coupling == "momentum":
+        step = step + C
+    if buffer is not None:
+        carried = torch.add(step, buffer, alpha=o.momentum)
+        step = step.add(carried, alpha=o.momentum) if o.nesterov else carried
+        buffer.copy_(torch.where(moves, carried, buffer))
+    if o.coupling == "direct":
+        step = step + C
+    step = o.lr * torch.where(moves, step, C)
+    if o.decoupled_weight_decay:
+        step = step + o.decay * torch.where(moves, W, 0)
+    W.sub_(step)
+    if twin is not None:
+        twin.V.add_((o.lr / o.kappa) * C)
+
+
 def multi_tensor(items: Sequence[Item], o: Options) -> None:
     """The same with torch's foreach kernels: few launches for many tensors."""
+    single_tensor([item for item in items if item.moves is not None], o)
+    items = [item for item in items if item.moves is None]
     if not items:
         return
     inside = o.coupling == "momentum"
     weights = [item.W for item in items]
     twinned = [i for i, item in enumerate(items) if item.twin is not None]
     duals = [item.twin.V for item in items if item.twin is not None]
-    gaps = [t.penalty.gap(W, t.V, o.kappa) for W, _, t, _ in items if t is not None]
+    gaps = [t.penalty.gap(W, t.V, o.kappa) for W, _, t, _, _ in items if t is not None]
 
     direction: TensorList = [item.grad for item in items]
     if o.maximize:

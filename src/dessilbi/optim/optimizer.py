@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast, overload
 
 import torch
@@ -20,7 +21,7 @@ from .prox import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from torch import Tensor
     from torch.optim.optimizer import ParamsT
@@ -173,6 +174,28 @@ class DessiLBI(Optimizer):
 
     # ------------------------------------------------------------------ the step
 
+    # Not part of the state: whoever restricts does so before each step.
+    _moves: Mapping[Tensor, Tensor] = MappingProxyType({})
+
+    def restrict(self, moves: Mapping[Tensor, Tensor]) -> None:
+        """Let the loss move only some weights, until the next call; ``{}`` frees all.
+
+        Elsewhere gradient, weight decay and momentum rest (the buffer keeps its value), while the
+        coupling with Gamma goes on: a subnetwork is trained and the path still grows on all
+        weights. See :class:`dessilbi.NestedTraining`.
+
+        Args:
+            moves: by parameter, a boolean tensor shaped as it: True where the loss acts.
+        """
+        for p, where in moves.items():
+            self._group_of(p)
+            if where.dtype is not torch.bool or where.shape != p.shape:
+                raise ValueError(
+                    f"restrict needs a bool tensor of shape {tuple(p.shape)} for parameter "
+                    f"{self._name(p)}, got {where.dtype} of shape {tuple(where.shape)}"
+                )
+        self._moves = dict(moves)
+
     @overload
     def step(self, closure: None = None) -> None: ...
     @overload
@@ -196,7 +219,7 @@ class DessiLBI(Optimizer):
             buffers: list[Tensor | None] = []
             scales: list[Tensor | None] = []
             self._init_group(group, params, grads, vs, buffers, scales)
-            _run(group, params, grads, vs, buffers, scales)
+            _run(group, params, grads, vs, buffers, scales, self._moves)
         return loss
 
     def _init_group(
@@ -321,10 +344,11 @@ def _run(
     vs: list[Tensor | None],
     buffers: list[Tensor | None],
     scales: list[Tensor | None],
+    moves: Mapping[Tensor, Tensor],
 ) -> None:
     """Choose the implementation for one group and run it."""
     items = [
-        Item(p, grad, _twin(p, v, scale, group), buffer)
+        Item(p, grad, _twin(p, v, scale, group), buffer, moves.get(p) if moves else None)
         for p, grad, v, buffer, scale in zip(params, grads, vs, buffers, scales, strict=True)
     ]
     numbers = {name: group[name] for name in Options.__dataclass_fields__}
