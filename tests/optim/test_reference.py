@@ -141,7 +141,7 @@ def test_restrict_refuses_what_does_not_fit() -> None:
     opt = DessiLBI([p])
     with pytest.raises(ValueError, match=r"bool tensor of shape \(2, 3\)"):
         opt.restrict({p: torch.ones(3, 2, dtype=torch.bool)})
-    with pytest.raises(ValueError, match="got torch.float32"):
+    with pytest.raises(ValueError, match=r"got torch\.float32"):
         opt.restrict({p: torch.ones(2, 3)})
     with pytest.raises(ValueError, match="does not hold"):
         opt.restrict({nn.Parameter(torch.zeros(1)): torch.ones(1, dtype=torch.bool)})
