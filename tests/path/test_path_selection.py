@@ -23,7 +23,7 @@ LAYERS = {layer.name: layer for layer in PATH.layers}
 MACS = {"conv.weight": 16.0, "up.weight": 16.0, "fc.weight": 1.0}
 
 densities = st.floats(0, 1)
-orders = st.sampled_from(sorted(ORDERS))
+orders = st.sampled_from(sorted(set(ORDERS) - {"nested"}))  # needs a nested run
 scales = st.sampled_from(SCALES)
 floors = st.one_of(
     st.none(),

@@ -34,6 +34,9 @@ class TrainCommand:
     """Threads of torch on the CPU; by default all cores."""
 
 
+_SHORT = {"--stop-when-stable": "--stop.when-stable", "--nested": "--nested.on"}
+
+
 def train(arguments: list[str]) -> None:
     """``dessilbi train RECIPE [options]``."""
     recipes = "\n".join(
@@ -57,7 +60,7 @@ def train(arguments: list[str]) -> None:
         TrainCommand,
         prog=f"dessilbi train {recipe}",
         default=TrainCommand(config=config),
-        args=["--stop.when-stable" if o == "--stop-when-stable" else o for o in options],
+        args=[_SHORT.get(o, o) for o in options],
     )
     run_to_the_end(command)
 

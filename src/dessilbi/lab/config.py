@@ -72,12 +72,15 @@ class OptimizerConfig:
     kappa: float = 1.0
     nu: float = 100.0
     lambd: float = 1.0
-    penalty: Literal["auto", "lasso"] = "auto"
-    """auto: filters by group, linear weights by element; lasso: everything by element."""
+    penalty: Literal["auto", "lasso", "group_lasso"] = "auto"
+    """auto: filters by group, linear weights by element; lasso: everything by element; group_lasso:
+    filters and neurons, the classifier without a twin."""
     coupling: Literal["direct", "momentum"] = "direct"
     decoupled_weight_decay: bool = False
     exclude: tuple[str, ...] = ()
     """Patterns of parameters without a twin, the classifier for example."""
+    classifier_lambd: float | None = None
+    """Threshold of the last linear layer; by default that of the others."""
     size_scaled: bool = False
     init_scaled: float | None = None
 
@@ -133,6 +136,60 @@ class StopConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class NestedConfig:
+    """Train every budget in one run; see docs/one-run-every-budget.md."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
+
+    on: bool = False
+    """Draw a budget for each step and train its subnetwork; --nested is the same."""
+    lowest: float = 0.004
+    """The smallest budget, as a fraction of the weights."""
+    begin: float = 1 / 12
+    """When budgets begin to fall, as a fraction of the training."""
+    descended: float = 1 / 3
+    """When the smallest is reached."""
+    settled: float = 0.75
+    """When the ranking of the weights is fixed."""
+    full: float = 0.1
+    """Fraction of steps that train the whole network, beside the drawn ones."""
+    refresh: int = 50
+    """Steps between two rankings."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PruneConfig:
+    """Magnitude pruning while training, the competitor: a run for each budget."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
+
+    density: float | None = None
+    """The fraction of weights to end with; unset: nothing is pruned."""
+    begin: float = 1 / 12
+    """When pruning begins, as a fraction of the training."""
+    end: float = 2 / 3
+    """When the target is reached, along a cubic; begin = end prunes once and fine-tunes."""
+    every: int = 50
+    """Steps between two prunings."""
+    penalty: Literal["auto", "lasso", "group_lasso"] = "auto"
+    """What is pruned as a whole, as for DessiLBI's optimizer: filters, weights, neurons."""
+    exclude: tuple[str, ...] = ()
+    """Patterns of parameters that are not pruned."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FreezeConfig:
+    """Freeze the support of Gamma and pull the weights outside of it to zero."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
+
+    epoch: int | None = None
+    """After this many epochs; the first drop of the learning rate is a good moment."""
+    nu: float = 1.0
+    """How hard: the weights outside lose lr / nu of themselves a step."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Config:
     """A training run."""
 
@@ -151,6 +208,9 @@ class Config:
     dtype: Literal["float32", "float64"] = "float32"
     keep: tuple[int, ...] = ()
     """Epochs whose checkpoints are kept, to rewind to; 0 is the initialisation."""
+    nested: NestedConfig = field(default_factory=NestedConfig)
+    prune: PruneConfig = field(default_factory=PruneConfig)
+    freeze: FreezeConfig = field(default_factory=FreezeConfig)
     stop: StopConfig = field(default_factory=StopConfig)
     start: Annotated[StartConfig | None, tyro.conf.Suppress] = None
 

@@ -9,12 +9,21 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from dessilbi.lab.config import Config, ConfigError, ScheduleConfig, StartConfig, StopConfig
+from dessilbi.lab.config import (
+    Config,
+    ConfigError,
+    FreezeConfig,
+    NestedConfig,
+    PruneConfig,
+    ScheduleConfig,
+    StartConfig,
+    StopConfig,
+)
 from dessilbi.lab.data.load import CARDS
 from dessilbi.lab.models import make_model
 from dessilbi.lab.rundir import LAST, MASK, PATH, START, RunDir, RunError
 from dessilbi.lab.schedule import lr_factor
-from dessilbi.path import DEFAULT_ORDER, FormatError, Mask, SolutionPath, count_macs_per_weight
+from dessilbi.path import FormatError, Mask, SolutionPath, count_macs_per_weight
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,8 +45,8 @@ class Choice:
     """The support of Gamma after this epoch."""
     stable: bool = False
     """The support of Gamma at the epoch where it settled."""
-    order: str = DEFAULT_ORDER
-    """Ranking for a budget; the default is the best one known (docs/subnets.md)."""
+    order: str | None = None
+    """Ranking for a budget; by default the best one known (docs/subnets.md)."""
 
     def mask(self, path: SolutionPath, stop: StopConfig | None = None) -> tuple[Mask, str]:
         """The mask, and how it was chosen in words; ``stop`` is the run's rule of settling."""
@@ -56,7 +65,7 @@ class Choice:
             return path.mask(epoch=self.epoch), f"epoch {self.epoch}"
         mask = path.mask(density=self.density, parameters=self.parameters, order=self.order)
         budget = f"density {self.density:g}" if self.parameters is None else f"{mask.kept} weights"
-        return mask, f"{budget} by {self.order}"
+        return mask, f"{budget} by {self.order or path.default_order}"
 
 
 @dataclass(frozen=True)
@@ -136,6 +145,9 @@ def prepare(
         before,
         name=f"{before.name}-{retrain.how}",
         stop=StopConfig(),
+        nested=NestedConfig(),
+        prune=PruneConfig(),
+        freeze=FreezeConfig(),
         keep=(),
         epochs=0 if retrain.how == "one-shot" else _epochs(before, retrain, mask, epochs),
         seed=before.seed if seed is None else seed,

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import signal
-import threading
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -17,32 +15,29 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
+from dessilbi.lab.companions import Companions
 from dessilbi.lab.config import ConfigError
-from dessilbi.lab.data import batches, count_batches, load_dataset
+from dessilbi.lab.data import batches, count_batches
 from dessilbi.lab.display import Display, Silent
 from dessilbi.lab.distributed import Team, pick_device, seed_rank, team
 from dessilbi.lab.environment import describe
 from dessilbi.lab.evaluate import Score, judge
-from dessilbi.lab.models import make_model
+from dessilbi.lab.events import write_events
+from dessilbi.lab.failures import TrainingError, not_finite
 from dessilbi.lab.optimizers import make_optimizer
 from dessilbi.lab.rundir import BEST, LAST, PATH, RunDir, RunError, clear_errors
 from dessilbi.lab.schedule import lr_factor, set_lr
 from dessilbi.lab.shared_batchnorm import share_batchnorm
 from dessilbi.lab.snapshot import Position, load_model, model_tensors, restore, take
+from dessilbi.lab.stop_request import StopRequest
 from dessilbi.lab.subnets import load_start
+from dessilbi.lab.trained import fresh_network, judged_split, load_data
 from dessilbi.optim import DessiLBI
 from dessilbi.path import Mask, PathRecorder, SolutionPath, StabilityRule
 from dessilbi.subnet import HeldMask
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from dessilbi.lab.config import Config
-    from dessilbi.lab.data import Split
-
-
-class TrainingError(RuntimeError):
-    """Training cannot go on; the message says why and what to try."""
 
 
 class Interrupted(RuntimeError):  # noqa: N818 - not an error
@@ -119,39 +114,22 @@ class Trainer:
         self.config, self.place, self.run, self.crew = config, place, run, crew
         self.device = device
         self.display: Display = display if crew.leads else Silent()
-        dtype = getattr(torch, config.dtype)
-        self.data = load_dataset(
-            config.data.name,
-            data_dir=place.data_dir,
-            download=place.download,
-            normalize=config.data.normalize,
-            dtype=dtype,
-            device=device,
-            validation=config.data.validation,
-        )
-        channels, height, _ = self.data.shape
-        torch.manual_seed(config.seed)
-        self.model = make_model(
-            config.model.name,
-            num_classes=self.data.num_classes,
-            in_channels=channels,
-            input_size=height,
-            init=config.model.init,
-            dtype=dtype,
-        ).to(device)
+        self.data = load_data(config, place.data_dir, place.download, device)
+        self.model = fresh_network(config, self.data).to(device)
         self.optimizer = make_optimizer(self.model, config.optimizer)
         self.position = Position()
-        self.judged: Split = self.data.validation or self.data.test
+        self.judged, self.judged_on = judged_split(self.data)
         self.net = self._wrapped()
         self.batches = count_batches(len(self.data.train), config.batch_size)
+        steps = config.epochs * self.batches
+        self.companions = Companions(config, self.model, self.optimizer, steps)
         self.recorder: PathRecorder | None = None
         if config.stop.when_stable and not isinstance(self.optimizer, DessiLBI):
             raise ConfigError(
                 f"--stop-when-stable watches Gamma, which optimizer {config.optimizer.name} has not"
             )
-        stop = config.stop
-        self.rule = StabilityRule(stop.window, stop.tolerance, stop.distance)
-        self.stop_requested = False
+        self.rule = StabilityRule(config.stop.window, config.stop.tolerance, config.stop.distance)
+        self.stop = StopRequest()
 
     def _wrapped(self) -> nn.Module:
         if self.crew.size == 1:
@@ -167,7 +145,7 @@ class Trainer:
         """From the last checkpoint, or from the beginning."""
         self._begin()
         self.display.start(self.config, self.run, self.position, self.data)
-        with self._stop_on_signals():
+        with self.stop:
             while self.position.epoch < self.config.epochs and not self.position.settled:
                 began, start = time.perf_counter(), self.position.batch
                 self._train_epoch()
@@ -191,6 +169,7 @@ class Trainer:
         if last is not None:
             try:
                 self.position = restore(last, self.model, self.optimizer)
+                self.companions.restore(last)
             except (KeyError, ValueError, RuntimeError) as error:
                 raise RunError(
                     f"{self.run.path / LAST} does not fit this model and optimizer ({error}); if "
@@ -242,6 +221,7 @@ class Trainer:
         augment = self.data.augmentation if config.data.augment else None
         images = len(self.data.train)
         self.net.train()
+        self.companions.begin_epoch(position.epoch)
         if crew.size > 1:
             seed_rank(config.seed, position.epoch, crew.rank)
         loss_sum = torch.tensor(position.loss, dtype=torch.float64, device=self.device)
@@ -261,11 +241,13 @@ class Trainer:
             step = self._steps()
             self._set_lr(step)
             self.optimizer.zero_grad()  # not before: the last gradients explain a loss of NaN
-            logits = self.net(x)
-            loss = cross_entropy(logits, y)
             # DDP averages over ranks; a rank's share of the global batch is its weight.
             whole = min(config.batch_size, images - position.batch * config.batch_size)
-            torch.autograd.backward(loss * (len(y) * crew.size / whole) if crew.size > 1 else loss)
+            with self.companions.passes():
+                logits = self.net(x)
+                loss = cross_entropy(logits, y)
+                share = loss * (len(y) * crew.size / whole) if crew.size > 1 else loss
+                torch.autograd.backward(share)
             if self.device.type == "cpu" and not math.isfinite(loss.item()):
                 self._explode("the loss is", step)
             self.optimizer.step()
@@ -277,7 +259,7 @@ class Trainer:
             now = time.perf_counter()
             self.display.batch(position, self.batches)
             late = crew.size == 1 and now - saved > 60 * self.place.save_minutes
-            if self.stop_requested or late:
+            if self.stop.made or late:
                 position.loss, position.correct = float(loss_sum), int(correct)
                 self._pause()
                 saved = now
@@ -311,28 +293,15 @@ class Trainer:
         if self.crew.size == 1:
             self._refuse_nonfinite()
             self._save(LAST)
-        if self.stop_requested:
+        if self.stop.made:
             raise Interrupted(
                 f"stopped in epoch {self.position.epoch + 1} of {self.config.epochs}; "
                 "run the same command again to continue"
             )
 
     def _explode(self, what: str, step: int) -> None:
-        largest, where = 0.0, "no parameter"
-        for name, p in self.model.named_parameters():
-            if p.grad is not None:
-                size = float(p.grad.detach().abs().nan_to_num(math.inf, math.inf).max())
-                if size > largest:
-                    largest, where = size, name
-        lr = self.optimizer.param_groups[0]["lr"]
-        dessilbi = isinstance(self.optimizer, DessiLBI)
-        bound = " A stable step also needs lr < nu." if dessilbi else ""
-        raise TrainingError(
-            f"{what} not finite at step {step} (epoch {step // self.batches + 1}); the "
-            f"largest gradient is {largest:g}, in {where}. Lower the learning rate (now {lr:g}) "
-            f"or warm it up (--schedule.warmup 1).{bound} The last good checkpoint is kept in "
-            f"{self.run.path / LAST}"
-        )
+        found = not_finite(what, self.model, self.optimizer, step, step // self.batches + 1)
+        raise TrainingError(f"{found} The last good checkpoint is kept in {self.run.path / LAST}")
 
     # ------------------------------------------------------------------ after an epoch
 
@@ -351,9 +320,14 @@ class Trainer:
         }
 
     def _judge(self, mask: Mask | None = None) -> dict[str, Any]:
-        on = "test" if self.data.validation is None else "validation"
         found = judge(self.model, self.optimizer, self.judged, self.data.train, mask)
-        return {"judged_on": on, **found}
+        pruning = self.companions.pruning
+        if pruning is not None and pruning.mask is not None:
+            found |= {
+                "density": pruning.mask.density,
+                "densities": pruning.mask.layer_densities(),
+            }
+        return {"judged_on": self.judged_on, **found}
 
     def _finish_epoch(self, metrics: dict[str, Any], timing: dict[str, Any]) -> None:
         position = self.position
@@ -361,7 +335,8 @@ class Trainer:
         position.best = max(position.best, metrics["accuracy"])
         position.next_epoch()
         if self.recorder is not None:
-            self.recorder.record(position.epoch, loss=metrics["train_loss"])
+            levels = self.companions.levels
+            self.recorder.record(position.epoch, loss=metrics["train_loss"], levels=levels)
             if self.config.stop.when_stable:
                 support = self.recorder.path.support(position.epoch)
                 position.settled = self.rule.update(support)
@@ -371,7 +346,7 @@ class Trainer:
             self.run.append("timing.jsonl", timing)
             if self.place.tensorboard:
                 with clear_errors(self.run.path / "tensorboard"):
-                    _write_events(self.run.path / "tensorboard", metrics)
+                    write_events(self.run.path / "tensorboard", metrics)
             if best:
                 self._save(BEST)
             if position.epoch in self.config.keep:
@@ -379,7 +354,7 @@ class Trainer:
             self._save(LAST)
         self.display.epoch(metrics, timing)
         more = position.epoch < self.config.epochs and not position.settled
-        if self.stop_requested and more:
+        if self.stop.made and more:
             raise Interrupted(
                 f"stopped after epoch {position.epoch} of {self.config.epochs}; "
                 "run the same command again to continue"
@@ -391,32 +366,6 @@ class Trainer:
             self.position.path_step = self.recorder.step
             with clear_errors(self.run.path / PATH):
                 self.recorder.path.save(self.run.path / PATH)
-        self.run.save(name, take(self.model, self.optimizer, self.position))
-
-    @contextmanager
-    def _stop_on_signals(self) -> Iterator[None]:
-        """Ctrl-C and SIGTERM end the run after the step under way; a second one at once."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def request(number: int, _: object) -> None:
-            if self.stop_requested:
-                raise KeyboardInterrupt
-            self.stop_requested = True
-
-        before = {s: signal.signal(s, request) for s in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-
-def _write_events(folder: Path, metrics: dict[str, Any]) -> None:
-    from torch.utils.tensorboard import SummaryWriter
-
-    with SummaryWriter(str(folder)) as writer:
-        for name, value in metrics.items():
-            if isinstance(value, int | float) and name != "epoch":
-                writer.add_scalar(name, value, metrics["epoch"])
+        checkpoint = take(self.model, self.optimizer, self.position)
+        checkpoint.tensors.update(self.companions.tensors())
+        self.run.save(name, checkpoint)

@@ -11,6 +11,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <numeric>
 #include <system_error>
 #include <thread>
@@ -83,6 +84,19 @@ struct ManyFactors {
 };
 struct NoTwin {};
 
+// a where every bit of `mask` is 1, b where every bit is 0. Compilers do not vectorise `byte ? a : b`.
+template <typename T>
+using Word = std::conditional_t<sizeof(T) == 4, int32_t, int64_t>;
+template <typename T>
+T select(Word<T> mask, T a, T b) {
+    Word<T> x, y;
+    std::memcpy(&x, &a, sizeof(T));
+    std::memcpy(&y, &b, sizeof(T));
+    x = (x & mask) | (y & ~mask);
+    std::memcpy(&a, &x, sizeof(T));
+    return a;
+}
+
 // One step for a run of n elements. A weight that the loss does not move (kPart) still follows the
 // coupling; its momentum rests. With OneFactor it also returns the sum of squares of `ahead`, the
 // V of the next group: norms taken in a pass of their own would read memory one stream at a time.
@@ -95,6 +109,8 @@ T update(T *__restrict w, const T *__restrict g, T *__restrict v, T *__restrict 
 #pragma omp simd reduction(+ : squares)
     for (int64_t i = 0; i < n; ++i) {
         T weight = w[i];
+        Word<T> moved = 0;
+        if constexpr (kPart) moved = -Word<T>(moves[i]);
         if constexpr (std::is_same_v<Prox, OneFactor<T>>) squares += ahead[i] * ahead[i];
         T gradient = c.sign * g[i] + c.l2 * weight;
         T coupling = 0;
@@ -106,12 +122,12 @@ T update(T *__restrict w, const T *__restrict g, T *__restrict v, T *__restrict 
         T direction = gradient;
         if constexpr (kMomentum) {
             T b = c.momentum * buf[i] + gradient;
-            if constexpr (kPart) b = moves[i] ? b : buf[i];
+            if constexpr (kPart) b = select(moved, b, buf[i]);
             buf[i] = b;
             direction = c.take_gradient * gradient + c.take_buffer * b;
         }
         T change = c.lr * (direction + c.couple_out * coupling) + c.decay * weight;
-        if constexpr (kPart) change = moves[i] ? change : c.lr * coupling;
+        if constexpr (kPart) change = select(moved, change, c.lr * coupling);
         w[i] = weight - change;
     }
     return squares;

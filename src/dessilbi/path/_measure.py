@@ -10,7 +10,7 @@ import torch
 from ._strengths import Strengths
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
     from torch import Tensor
@@ -70,7 +70,11 @@ def measure(opt: DessiLBI, p: Tensor, layer: Layer) -> Measured:
     )
 
 
-def strengths(layers: Sequence[Layer], measured: Sequence[Measured]) -> Strengths:
+def strengths(
+    layers: Sequence[Layer],
+    measured: Sequence[Measured],
+    levels: Mapping[str, NDArray[np.uint8]] | None,
+) -> Strengths:
     """What ranks the groups, from the measures of all layers."""
     pairs = [(layer.name, m) for layer, m in zip(layers, measured, strict=True)]
     return Strengths(
@@ -78,6 +82,7 @@ def strengths(layers: Sequence[Layer], measured: Sequence[Measured]) -> Strength
         V={name: m.V for name, m in pairs if m.V is not None},
         thresholds={name: m.thresholds for name, m in pairs},
         kappa={name: m.kappa for name, m in pairs},
+        levels=None if levels is None else {layer.name: levels[layer.name] for layer in layers},
     )
 
 

@@ -28,9 +28,12 @@ class Strengths:
     thresholds: dict[str, NDArray[np.float32]]
     """lambd of each group, or one number for the layer."""
     kappa: dict[str, float]
+    levels: dict[str, NDArray[np.uint8]] | None = None
+    """The smallest budget that each group is trained in, in a nested run; see NestedTraining."""
 
 
 _W, _V, _THRESHOLDS = "strength.W.", "strength.V.", "strength.lambd."
+_LEVELS = "strength.level."
 
 
 def pack_strengths(s: Strengths | None) -> tuple[dict[str, Any], dict[str, NDArray[np.generic]]]:
@@ -41,6 +44,7 @@ def pack_strengths(s: Strengths | None) -> tuple[dict[str, Any], dict[str, NDArr
     for start, by_layer in ((_W, s.W), (_V, s.V)):
         arrays |= {start + name: _compress(array) for name, array in by_layer.items()}
     arrays |= {_THRESHOLDS + name: array for name, array in s.thresholds.items()}
+    arrays |= {_LEVELS + name: _deflate(array) for name, array in (s.levels or {}).items()}
     return {"kappa": s.kappa}, arrays
 
 
@@ -53,15 +57,24 @@ def unpack_strengths(values: dict[str, Any], arrays: dict[str, NDArray[Any]]) ->
         return {k.removeprefix(start): a for k, a in arrays.items() if k.startswith(start)}
 
     W, V = ({name: _decompress(a) for name, a in part(start).items()} for start in (_W, _V))
-    return Strengths(W, V, part(_THRESHOLDS), values["kappa"])
+    levels = {name: _inflate(a) for name, a in part(_LEVELS).items()}
+    return Strengths(W, V, part(_THRESHOLDS), values["kappa"], levels or None)
 
 
 def _compress(array: NDArray[np.float16]) -> NDArray[np.uint8]:
     """Low bytes apart from high bytes: exponents are much alike, a fifth of the whole is saved."""
     planes = array.view(np.uint8).reshape(-1, 2).T
-    return np.frombuffer(zlib.compress(planes.tobytes(), 1), dtype=np.uint8)
+    return _deflate(planes)
 
 
 def _decompress(content: NDArray[np.uint8]) -> NDArray[np.float16]:
-    planes = np.frombuffer(zlib.decompress(content.tobytes()), dtype=np.uint8).reshape(2, -1)
+    planes = _inflate(content).reshape(2, -1)
     return np.ascontiguousarray(planes.T).view(np.float16).reshape(-1)
+
+
+def _deflate(array: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    return np.frombuffer(zlib.compress(array.tobytes(), 1), dtype=np.uint8)
+
+
+def _inflate(content: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    return np.frombuffer(zlib.decompress(content.tobytes()), dtype=np.uint8)

@@ -90,6 +90,17 @@ class Groups:
         """Norm of V, on the chosen scale."""
         return self._scaled("V")
 
+    @cached_property
+    def level(self) -> NDArray[np.int64]:
+        """The smallest budget that the group was trained in; see NestedTraining."""
+        levels = self.strengths.levels
+        if levels is None:
+            raise ValueError(
+                "order 'nested' needs the ranking of a nested run, which this path has not; train "
+                "with --nested (NestedTraining), or choose another order"
+            )
+        return np.concatenate([levels[layer.name].astype(np.int64) for layer in self.layers])
+
     # ------------------------------------------------------------------ entries
 
     @cached_property
@@ -154,6 +165,7 @@ ORDERS: dict[str, Callable[[Groups], Keys]] = {
     "support+magnitude": lambda g: (g.inside, g.magnitude),
     "entry+magnitude": lambda g: (-_places(-g.entry) - _places(g.magnitude), g.magnitude),
     "entry+dual": lambda g: (-_places(-g.entry) - _places(g.dual), g.dual),
+    "nested": lambda g: (-g.level, g.magnitude),
 }
 """Orders by name.
 
@@ -163,6 +175,7 @@ ORDERS: dict[str, Callable[[Groups], Keys]] = {
 - ``gamma``: the support first, by |Gamma|, then the rest by |V|.
 - ``support+magnitude``: the support first; inside and outside of it by |W|.
 - ``entry+magnitude``, ``entry+dual``: the sum of the two ranks.
+- ``nested``: as the budgets of a nested run were trained; the default where there is one.
 """
 
 DEFAULT_ORDER = "magnitude"

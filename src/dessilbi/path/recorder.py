@@ -8,17 +8,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from dessilbi.optim import DessiLBI, GroupLasso
-from dessilbi.optim._dtensor import is_dtensor
+from dessilbi.optim import DessiLBI
 
 from ._marks import Mark
 from ._measure import measure, strengths
-from .layers import Layer, make_layers
+from ._twins import layers_of, twins_by_name
 from .solution_path import SolutionPath
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
-    from torch import Tensor, nn
+    from torch import nn
+
+    from .layers import Layer
 
 
 class PathRecorder:
@@ -58,8 +61,8 @@ class PathRecorder:
         if not isinstance(opt, DessiLBI):
             raise TypeError(f"opt must be a DessiLBI optimizer, got {type(opt).__name__}")
         self._opt = opt
-        self._params = _twins_by_name(model, opt)
-        layers = _layers(opt, self._params)
+        self._params = twins_by_name(model, opt)
+        layers = layers_of(opt, self._params)
         if path is None:
             if step:
                 raise ValueError(f"step={step} needs the path up to it; give path= as well")
@@ -130,12 +133,18 @@ class PathRecorder:
     # ------------------------------------------------------------------ every epoch
 
     @torch.no_grad()
-    def record(self, epoch: int, loss: float | None = None) -> None:
+    def record(
+        self,
+        epoch: int,
+        loss: float | None = None,
+        levels: Mapping[str, NDArray[np.uint8]] | None = None,
+    ) -> None:
         """Mark an epoch: keep support, norms, densities, coupling gap and loss as they are now.
 
         Args:
             epoch: larger than the last one marked; 0 is before training.
             loss: the training loss L(W), for :meth:`SolutionPath.augmented_loss`.
+            levels: :attr:`NestedTraining.levels`, by which ``path.mask`` then fills budgets.
         """
         path = self.path
         if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
@@ -164,39 +173,7 @@ class PathRecorder:
                 norms=np.concatenate([m.norms for m in measured], axis=1),
             )
         )
-        path.strengths = strengths(path.layers, measured)
-
-
-def _twins_by_name(model: nn.Module, opt: DessiLBI) -> dict[str, Tensor]:
-    """Parameters with a twin, as the model calls them: the optimizer may not know names."""
-    names = {id(p): name for name, p in model.named_parameters()}
-    found = {}
-    for given, p in opt.twins():
-        if id(p) not in names:
-            raise ValueError(
-                f"the optimizer's parameter {given!r} of shape {tuple(p.shape)} is not one of the "
-                "model's; pass the model whose parameters it trains"
-            )
-        if is_dtensor(p):
-            raise ValueError(
-                f"parameter {names[id(p)]!r} is a DTensor: paths of sharded parameters are not "
-                "recorded; use DistributedDataParallel, or train without a recorder"
-            )
-        found[names[id(p)]] = p
-    if not found:
-        raise ValueError(
-            "no parameter of the optimizer has a twin, there is nothing to record; give it a "
-            "penalty, for example by split_parameters(model)"
-        )
-    return found
-
-
-def _layers(opt: DessiLBI, params: dict[str, Tensor]) -> tuple[Layer, ...]:
-    penalties = {name: opt.penalty(p) for name, p in params.items()}
-    return make_layers(
-        (name, tuple(params[name].shape), penalty.dim if isinstance(penalty, GroupLasso) else None)
-        for name, penalty in penalties.items()
-    )
+        path.strengths = strengths(path.layers, measured, levels)
 
 
 def _check_same_layers(recorded: tuple[Layer, ...], present: tuple[Layer, ...]) -> None:

@@ -191,7 +191,7 @@ class SolutionPath:
         macs: float | None = None,
         macs_per_weight: Mapping[str, float] | None = None,
         per_layer: float | Mapping[str, float] | None = None,
-        order: str = DEFAULT_ORDER,
+        order: str | None = None,
         scale: Scale = DEFAULT_SCALE,
         floor: int | Mapping[str, int] | None = None,
         layers: Sequence[str] | None = None,
@@ -211,7 +211,8 @@ class SolutionPath:
             macs_per_weight: see ``macs``.
             per_layer: density by layer (or one for every layer). Layers that it does not name share
                 ``density``, ``parameters`` or ``macs``, which then count those layers only.
-            order: how groups are ranked, a name in :data:`ORDERS`.
+            order: how groups are ranked, a name in :data:`ORDERS`; :attr:`default_order` if not
+                given.
             scale: how strengths of different layers are compared, a name in :data:`SCALES`.
             floor: least number of groups of a layer that are kept, over the budget if need be: one
                 number for all or by layer. 1 for budgets, so that no layer vanishes and cuts the
@@ -220,7 +221,14 @@ class SolutionPath:
                 densities count these layers only.
         """
         budget = Budget(epoch, density, parameters, macs, macs_per_weight, per_layer)
+        order = self.default_order if order is None else order
         return select(self, budget, order=order, scale=scale, floor=floor, layers=layers)
+
+    @property
+    def default_order(self) -> str:
+        """``"nested"`` for a nested run, whose budgets were trained; else :data:`DEFAULT_ORDER`."""
+        nested = self.strengths is not None and self.strengths.levels is not None
+        return "nested" if nested else DEFAULT_ORDER
 
     def stable_epoch(
         self, window: int = 5, tolerance: float = 0.1, distance: Distance = "jaccard"

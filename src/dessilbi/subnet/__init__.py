@@ -1,6 +1,16 @@
 """Subnetworks: what a support of Gamma makes of a model."""
 
 from .batchnorm import recalibrate_batchnorm
+from .frozen import FrozenSupport
+from .gradual import GradualPruning
+from .nested import NestedTraining
 from .project import HeldMask, project
 
-__all__ = ["HeldMask", "project", "recalibrate_batchnorm"]
+__all__ = [
+    "FrozenSupport",
+    "GradualPruning",
+    "HeldMask",
+    "NestedTraining",
+    "project",
+    "recalibrate_batchnorm",
+]

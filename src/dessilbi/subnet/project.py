@@ -34,10 +34,10 @@ def project(model: nn.Module, mask: Mask) -> Iterator[nn.Module]:
         >>> with project(model, path.mask(density=0.05)):
         ...     accuracy = evaluate(model)
     """
-    kept = _masked(model, mask)
+    kept = masked_weights(model, mask)
     dense = [p.detach().clone() for p, _ in kept]
     try:
-        _zero(kept)
+        zero_outside(kept)
         yield model
     finally:
         with torch.no_grad():
@@ -58,27 +58,29 @@ class HeldMask:
     """
 
     def __init__(self, model: nn.Module, mask: Mask, optimizer: Optimizer) -> None:
-        self._kept = _masked(model, mask)
+        self._kept = masked_weights(model, mask)
         self._handle = optimizer.register_step_post_hook(lambda *_: self.apply())
         self.apply()
 
     def apply(self) -> None:
         """Set the weights off the mask to zero; needed by hand only after loading weights."""
-        _zero(self._kept)
+        zero_outside(self._kept)
 
     def release(self) -> None:
         """Let go: from now on all weights are trained."""
         self._handle.remove()
 
 
-def _masked(model: nn.Module, mask: Mask) -> list[tuple[Tensor, Tensor]]:
+def masked_weights(model: nn.Module, mask: Mask) -> list[tuple[Tensor, Tensor]]:
+    """The masked parameters of a model, each with its mask."""
     mask.check(model)
     params = named_weights(model)  # as mask.check does: torch's pruning renames parameters
     return [(params[name], mask[name].to(params[name].device)) for name in mask.names]
 
 
 @torch.no_grad()
-def _zero(kept: list[tuple[Tensor, Tensor]]) -> None:
+def zero_outside(kept: list[tuple[Tensor, Tensor]]) -> None:
+    """Set what :func:`masked_weights` does not keep to zero."""
     # masked_fill, not multiplication: 0 * inf is not 0.
     for p, keep in kept:
         p.masked_fill_(~keep, 0)

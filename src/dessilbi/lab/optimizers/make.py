@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+from fnmatch import fnmatch
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from torch import nn
 
 from dessilbi.lab.config import ConfigError, OptimizerConfig
 from dessilbi.lab.optimizers.adabound import AdaBound
@@ -18,7 +20,6 @@ from dessilbi.optim import DessiLBI, split_parameters
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from torch import nn
     from torch.optim import Optimizer
 
 
@@ -47,17 +48,39 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
     return optimizer
 
 
-def _dessilbi(model: nn.Module, config: OptimizerConfig) -> Optimizer:
-    patterns = {"*": {"penalty": "lasso"}} if config.penalty == "lasso" else None
-    groups = split_parameters(
+def twin_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
+    """Which weights get a twin and how they are grouped, whichever optimizer trains them."""
+    classifier = _last_linear(model)
+    exclude = list(config.exclude)
+    patterns: dict[str, dict[str, Any]] = {}
+    if config.classifier_lambd is not None:
+        if classifier is None:
+            raise ConfigError("classifier_lambd needs a network with a linear layer")
+        patterns[classifier] = {"lambd": config.classifier_lambd, "lambd_scale": None}
+    if config.penalty == "lasso":
+        patterns["*"] = {"penalty": "lasso"}
+    elif config.penalty == "group_lasso":
+        # Outputs of the classifier are classes: none may leave.
+        if classifier is not None and not any(fnmatch(classifier, p) for p in exclude):
+            exclude.append(classifier)
+        patterns["*"] = {"penalty": "group_lasso"}
+    return split_parameters(
         model,
-        patterns,
-        exclude=config.exclude,
+        patterns or None,
+        exclude=exclude,
         size_scaled=config.size_scaled,
         init_scaled=config.init_scaled,
     )
+
+
+def _last_linear(model: nn.Module) -> str | None:
+    names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    return names[-1] if names else None
+
+
+def _dessilbi(model: nn.Module, config: OptimizerConfig) -> Optimizer:
     return DessiLBI(
-        groups,
+        twin_groups(model, config),
         lr=config.lr,
         kappa=config.kappa,
         nu=config.nu,

@@ -1,0 +1,171 @@
+"""Accuracy against size: a network for every budget out of one run, or a point for a run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from statistics import mean
+from typing import TYPE_CHECKING
+
+import torch
+
+from dessilbi.lab.evaluate import evaluate_recalibrated
+from dessilbi.lab.rundir import LAST, PATH, RunError
+from dessilbi.lab.subnets import open_path
+from dessilbi.lab.trained import judged_split, load_data, trained_network
+from dessilbi.path import Mask, count_macs_per_weight
+from dessilbi.path._names import named_weights
+from dessilbi.subnet import project
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from torch import nn
+
+    from dessilbi.lab.rundir import RunDir
+    from dessilbi.lab.train import Place
+
+DENSITIES = (0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
+FILE = "frontier.json"
+
+
+@dataclass(frozen=True)
+class Point:
+    """One network of a size."""
+
+    budget: float
+    """The density that was asked for; that of the network itself is at most this, floors apart."""
+    density: float
+    """Fraction of the weights that can be left out at all."""
+    parameters: int
+    """All numbers of the network that are not left out, biases and BatchNorm included."""
+    macs: float
+    """Multiply-adds of an image, of the weights that are kept."""
+    accuracy: float
+    """In percent, BatchNorm recalibrated for this network."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What a run, or several alike, can offer."""
+
+    name: str
+    runs: int
+    """Runs that a whole curve takes: one, or one a point."""
+    epochs: int
+    """Epochs of all of them."""
+    seeds: tuple[int, ...]
+    judged_on: str
+    points: tuple[tuple[Point, ...], ...]
+    """By size; in each, one point a seed."""
+
+    def spread(self, at: int) -> tuple[float, float, float]:
+        """Mean, lowest and highest accuracy at a place of the curve."""
+        values = [p.accuracy for p in self.points[at]]
+        return mean(values), min(values), max(values)
+
+
+def frontier(
+    run: RunDir,
+    place: Place,
+    densities: Sequence[float] = DENSITIES,
+    told: Callable[[str], None] = lambda _: None,
+) -> tuple[list[Point], str]:
+    """The points of a run, and what they are judged on.
+
+    A run with a path offers a network for each density. Any other run is one point: its weights as
+    they are, those that are exactly zero left out. The points are kept in the run directory, and
+    only what is not there is evaluated.
+    """
+    last = run.load(LAST)
+    if last is None:
+        raise RunError(f"{run.path} has no {LAST}; train it first")
+    has_path = (run.path / PATH).is_file()
+    known = _known(run, epoch=int(last.state["epoch"]))
+    wanted = sorted(set(densities)) if has_path else []
+    if known is not None and all(any(p.budget == d for p in known[0]) for d in wanted):
+        points = [p for p in known[0] if not has_path or p.budget in wanted]
+        return points, known[1]
+
+    data = load_data(run.config(), place.data_dir, place.download)
+    split, judged_on = judged_split(data)
+    model = trained_network(run, data)
+    path = open_path(run) if has_path else None
+    each = count_macs_per_weight(model, torch.zeros(1, *data.shape, dtype=_dtype(model)))
+    points = list(known[0]) if known is not None else []
+    for density in wanted or [1.0]:
+        if any(p.budget == density for p in points):
+            continue
+        mask = _nonzero(model) if path is None else path.mask(density=density)
+        with project(model, mask):
+            accuracy = evaluate_recalibrated(model, split, data.train).accuracy
+            size = _size(model, each, mask)
+        budget = density if path is not None else mask.density
+        points.append(Point(budget, mask.density, *size, accuracy))
+        told(f"{run.path.name}: {mask.density:.2%} of the weights evaluated")
+    points.sort(key=lambda p: p.budget)
+    content = {
+        "epoch": last.state["epoch"],
+        "judged_on": judged_on,
+        "points": [asdict(p) for p in points],
+    }
+    run.write(FILE, (json.dumps(content, indent=1) + "\n").encode())
+    return [p for p in points if not has_path or p.budget in wanted], judged_on
+
+
+def curves(found: Iterable[tuple[RunDir, list[Point], str]]) -> list[Curve]:
+    """Runs by name: those that differ in seed or in the density they were pruned to are a curve."""
+    by_name: dict[str, list[tuple[RunDir, list[Point], str]]] = {}
+    for one in found:
+        by_name.setdefault(one[0].config().name, []).append(one)
+    result = []
+    for name, alike in by_name.items():
+        seeds = sorted({run.config().seed for run, _, _ in alike})
+        by_size: dict[float, list[Point]] = {}
+        for run, points, _ in alike:
+            target = run.config().prune.density
+            for p in points:
+                # Pruned runs end a weight or so apart from seed to seed.
+                by_size.setdefault(p.budget if target is None else target, []).append(p)
+        judged = {on for _, _, on in alike}
+        if len(judged) > 1:
+            raise RunError(f"runs of {name} are judged on different images: {', '.join(judged)}")
+        result.append(
+            Curve(
+                name=name,
+                runs=len(alike) // len(seeds),
+                epochs=sum(run.config().epochs for run, _, _ in alike) // len(seeds),
+                seeds=tuple(seeds),
+                judged_on=judged.pop(),
+                points=tuple(tuple(by_size[size]) for size in sorted(by_size)),
+            )
+        )
+    return result
+
+
+def _known(run: RunDir, epoch: int) -> tuple[list[Point], str] | None:
+    try:
+        content = json.loads((run.path / FILE).read_text())
+        if content["epoch"] != epoch:
+            return None
+        return [Point(**p) for p in content["points"]], content["judged_on"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # it can be made anew
+
+
+def _nonzero(model: nn.Module) -> Mask:
+    """The weights of a pruned network; of one that was not pruned, all."""
+    return Mask({n: p.detach() != 0 for n, p in named_weights(model).items() if p.ndim > 1})
+
+
+def _size(model: nn.Module, macs_per_weight: dict[str, float], mask: Mask) -> tuple[int, float]:
+    parameters, macs = 0, 0.0
+    for name, p in named_weights(model).items():
+        kept = int(mask[name].sum()) if name in mask.names else p.numel()
+        parameters += kept
+        macs += kept * macs_per_weight.get(name, 0.0)
+    return parameters, macs
+
+
+def _dtype(model: nn.Module) -> torch.dtype:
+    return next(model.parameters()).dtype

@@ -1,0 +1,58 @@
+"""Accuracy against size, drawn."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from dessilbi.lab.frontier import Curve
+
+# Distinguishable for colour-blind readers (Okabe and Ito); the first run is the one looked at.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_MARKS = ("o", "s", "^", "D", "v", "P", "X")
+_AXES = (
+    ("density", "density (fraction of the weights)", 1.0),
+    ("parameters", "parameters, thousands", 1e3),
+    ("macs", "multiply-adds an image, millions", 1e6),
+)
+
+
+def draw(curves: Sequence[Curve], file: Path, title: str, axes: Sequence[str] = ()) -> None:
+    """Write a picture of the curves; the suffix decides whether PNG, SVG or PDF."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    chosen = [axis for axis in _AXES if not axes or axis[0] in axes]
+    figure = Figure(figsize=(1 + 4.6 * len(chosen), 4.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(1, len(chosen), sharey=True, squeeze=False)[0]
+    for panel, (attribute, label, unit) in zip(panels, chosen, strict=True):
+        for i, curve in enumerate(curves):
+            colour, mark = _COLOURS[i % len(_COLOURS)], _MARKS[i % len(_MARKS)]
+            sizes = [sum(getattr(p, attribute) for p in at) / len(at) / unit for at in curve.points]
+            middle, low, high = zip(
+                *(curve.spread(k) for k in range(len(curve.points))), strict=True
+            )
+            panel.fill_between(sizes, low, high, color=colour, alpha=0.15, linewidth=0)
+            panel.plot(sizes, middle, color=colour, marker=mark, markersize=4, label=_label(curve))
+        panel.set_xscale("log")
+        panel.set_xlabel(label)
+        panel.grid(visible=True, which="major", alpha=0.3)
+        panel.spines[["top", "right"]].set_visible(False)
+    worst = min(curve.spread(k)[1] for curve in curves for k in range(len(curve.points)))
+    best = max(curve.spread(k)[2] for curve in curves for k in range(len(curve.points)))
+    # A curve that falls to chance would press the others into a line.
+    panels[0].set_ylim(max(worst - 0.5, best - 12), best + 0.4)
+    panels[0].set_ylabel(f"accuracy, % ({curves[0].judged_on} images)")
+    panels[-1].legend(frameon=False, loc="lower right", fontsize=9)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11)
+    figure.savefig(file, dpi=150)
+
+
+def _label(curve: Curve) -> str:
+    runs = "1 run" if curve.runs == 1 else f"{curve.runs} runs"
+    seeds = f", {len(curve.seeds)} seeds" if len(curve.seeds) > 1 else ""
+    return f"{curve.name}: {runs}, {curve.epochs} epochs{seeds}"

@@ -1,0 +1,138 @@
+"""Gradual magnitude pruning: the competitor that needs a run for every budget."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from dessilbi.path import Mask
+from dessilbi.path._names import named_weights
+from dessilbi.path._twins import layers_of_groups
+from dessilbi.path.mask import most_weights
+
+from .project import masked_weights, zero_outside
+from .scores import magnitudes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+    from dessilbi.path import Layer
+
+
+class GradualPruning:
+    """Prunes the smallest weights while a network trains, with any optimizer.
+
+    From ``begin`` to ``end`` of the training the density falls from 1 to its target along the cubic
+    of Zhu and Gupta (2017), fast at first; every so often the smallest remaining groups are set to
+    zero, and held there. With ``begin == end`` all goes at once: prune and fine-tune.
+
+    Args:
+        model: the network.
+        opt: its optimizer.
+        density: the target, as a fraction of the weights that may be pruned.
+        steps: optimizer steps of the whole training.
+        groups: :func:`split_parameters` of the model: which weights may be pruned, and whether by
+            element or by filter. They are ranked as DessiLBI's budgets are, over all layers.
+        begin: when pruning begins, as a fraction of the training.
+        end: when the target is reached.
+        every: steps between two prunings.
+        floor: groups of each layer that are kept.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        opt: Optimizer,
+        density: float,
+        steps: int,
+        groups: Sequence[Mapping[str, Any]],
+        *,
+        begin: float = 1 / 12,
+        end: float = 2 / 3,
+        every: int = 50,
+        floor: int = 1,
+    ) -> None:
+        for rule, holds in {
+            f"density must lie in (0, 1], got {density!r}": 0 < density <= 1,
+            f"steps must be >= 1, got {steps!r}": steps >= 1,
+            f"begin must lie in [0, 1], got {begin!r}": 0 <= begin <= 1,
+            f"end must lie in [begin, 1], got {end!r}": begin <= end <= 1,
+            f"every must be >= 1, got {every!r}": every >= 1,
+        }.items():
+            if not holds:
+                raise ValueError(rule)
+        self.density, self.steps, self.begin, self.end = density, steps, begin, end
+        self.every, self.floor = every, floor
+        self._model = model
+        self._layers = layers_of_groups(groups)
+        self._step = 0
+        self._kept: list[tuple[Tensor, Tensor]] = []
+        self.mask: Mask | None = None
+        """What is kept now; ``None`` before the first pruning."""
+        self._handle = opt.register_step_post_hook(lambda *_: self._after_step())
+
+    def target(self, step: int) -> float:
+        """The density that is due after a number of steps."""
+        progress = step / self.steps
+        if progress < self.begin:
+            return 1.0
+        done = (progress - self.begin) / (self.end - self.begin) if progress < self.end else 1.0
+        return self.density + (1 - self.density) * (1 - done) ** 3
+
+    def _after_step(self) -> None:
+        self._step += 1
+        last = self.target(self._step - 1) > self.density >= self.target(self._step)
+        falling = self._step % self.every == 0 and self.density < self.target(self._step) < 1
+        if last or falling:
+            self._prune(self.target(self._step))
+        zero_outside(self._kept)
+
+    def _prune(self, density: float) -> None:
+        params = named_weights(self._model)
+        scores = [magnitudes(params[layer.name], layer) for layer in self._layers]
+        self._hold(best_groups(scores, self._layers, density, self.floor))
+
+    def _hold(self, mask: Mask) -> None:
+        self.mask, self._kept = mask, masked_weights(self._model, mask)
+        zero_outside(self._kept)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What a checkpoint must keep."""
+        kept = {} if self.mask is None else dict(self.mask.tensors)
+        return {"step": torch.tensor(self._step), **{f"mask.{n}": t for n, t in kept.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from :meth:`state_dict`."""
+        self._step = int(state["step"])
+        kept = {n.removeprefix("mask."): t for n, t in state.items() if n != "step"}
+        if kept:
+            self._hold(Mask(kept))
+
+    def close(self) -> None:
+        """Let go of the optimizer: nothing is held at zero any more."""
+        self._handle.remove()
+
+
+@torch.no_grad()
+def best_groups(
+    scores: Sequence[Tensor], layers: Sequence[Layer], density: float, floor: int
+) -> Mask:
+    """The groups with the largest scores that a density has room for, and each layer's best."""
+    flat = [score.flatten().cpu().clone() for score in scores]
+    for score in flat:
+        score[score.topk(min(floor, len(score))).indices] = torch.inf
+    counts = [layer.groups for layer in layers]
+    cost = torch.repeat_interleave(
+        torch.tensor([layer.group_size for layer in layers]), torch.tensor(counts)
+    )
+    ranked = torch.argsort(torch.cat(flat), descending=True, stable=True)
+    room = cost[ranked].cumsum(0) <= most_weights(density, sum(layer.numel for layer in layers))
+    kept = torch.cat(flat) == torch.inf
+    kept[ranked[room]] = True
+    parts = torch.split(kept, counts)
+    return Mask({layer.name: layer.expand(p) for layer, p in zip(layers, parts, strict=True)})
