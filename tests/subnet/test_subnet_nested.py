@@ -357,6 +357,7 @@ def test_a_trained_run_is_better_at_small_budgets_than_one_shot() -> None:
     ("options", "message"),
     [
         ({"lowest": 0.0}, "lowest must lie in"),
+        ({"highest": 0.001}, "highest must lie in"),
         ({"begin": -0.1}, "begin must lie in"),
         ({"begin": 0.5, "descended": 0.2}, "descended must lie in"),
         ({"settled": 0.0}, "settled must be >= begin"),

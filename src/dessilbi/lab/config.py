@@ -35,6 +35,8 @@ class DataConfig:
     """digits, mnist, fashion-mnist, cifar10 or imagenet."""
     validation: int = 0
     """Training images held out; the run is then judged on them, not on the test set."""
+    images: int | None = None
+    """Training images used, of those not held out; by default all."""
     normalize: bool | None = None
     """Subtract the mean and divide by the deviation; by default for colour images only."""
     augment: bool = True
@@ -145,13 +147,15 @@ class NestedConfig:
     """Draw a budget for each step and train its subnetwork; --nested is the same."""
     lowest: float = 0.004
     """The smallest budget, as a fraction of the weights."""
+    highest: float = 1.0
+    """The largest that is drawn beside the whole network."""
     begin: float = 1 / 12
     """When budgets begin to fall, as a fraction of the training."""
     descended: float = 1 / 3
     """When the smallest is reached."""
-    settled: float = 0.75
+    settled: float = 0.6
     """When the ranking of the weights is fixed."""
-    full: float = 0.1
+    full: float = 0.05
     """Fraction of steps that train the whole network, beside the drawn ones."""
     refresh: int = 50
     """Steps between two rankings."""

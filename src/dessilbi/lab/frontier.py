@@ -69,6 +69,7 @@ def frontier(
     run: RunDir,
     place: Place,
     densities: Sequence[float] = DENSITIES,
+    judge_on: str | None = None,
     told: Callable[[str], None] = lambda _: None,
 ) -> tuple[list[Point], str]:
     """The points of a run, and what they are judged on.
@@ -76,23 +77,28 @@ def frontier(
     A run with a path offers a network for each density. Any other run is one point: its weights as
     they are, those that are exactly zero left out. The points are kept in the run directory, and
     only what is not there is evaluated.
+
+    Args:
+        run: a run directory.
+        place: where the data lies.
+        densities: the budgets.
+        judge_on: ``"test"`` or ``"validation"``; by default what the run was judged on.
+        told: is given a line about every point that is done.
     """
     last = run.load(LAST)
     if last is None:
         raise RunError(f"{run.path} has no {LAST}; train it first")
     has_path = (run.path / PATH).is_file()
-    known = _known(run, epoch=int(last.state["epoch"]))
-    wanted = sorted(set(densities)) if has_path else []
-    if known is not None and all(any(p.budget == d for p in known[0]) for d in wanted):
-        points = [p for p in known[0] if not has_path or p.budget in wanted]
-        return points, known[1]
-
     data = load_data(run.config(), place.data_dir, place.download)
-    split, judged_on = judged_split(data)
+    split, judged_on = judged_split(data, judge_on)
+    known = _known(run, epoch=int(last.state["epoch"]), judged_on=judged_on)
+    wanted = sorted(set(densities)) if has_path else []
+    if known and all(any(p.budget == d for p in known) for d in wanted):
+        return [p for p in known if not has_path or p.budget in wanted], judged_on
     model = trained_network(run, data)
     path = open_path(run) if has_path else None
     each = count_macs_per_weight(model, torch.zeros(1, *data.shape, dtype=_dtype(model)))
-    points = list(known[0]) if known is not None else []
+    points = list(known)
     for density in wanted or [1.0]:
         if any(p.budget == density for p in points):
             continue
@@ -143,14 +149,14 @@ def curves(found: Iterable[tuple[RunDir, list[Point], str]]) -> list[Curve]:
     return result
 
 
-def _known(run: RunDir, epoch: int) -> tuple[list[Point], str] | None:
+def _known(run: RunDir, epoch: int, judged_on: str) -> list[Point]:
     try:
         content = json.loads((run.path / FILE).read_text())
-        if content["epoch"] != epoch:
-            return None
-        return [Point(**p) for p in content["points"]], content["judged_on"]
+        if (content["epoch"], content["judged_on"]) != (epoch, judged_on):
+            return []
+        return [Point(**p) for p in content["points"]]
     except (OSError, ValueError, KeyError, TypeError):
-        return None  # it can be made anew
+        return []  # it can be made anew
 
 
 def _nonzero(model: nn.Module) -> Mask:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path  # noqa: TC003 - tyro reads the annotations
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import tyro
 
@@ -32,6 +32,8 @@ class FrontierCommand:
     """Run directories; the first is the one looked at."""
     densities: tuple[float, ...] = DENSITIES
     """Budgets, as fractions of the weights."""
+    judge_on: Literal["test", "validation"] | None = None
+    """Which images; by default those that the run was judged on."""
     picture: Path | None = None
     """Where to draw (.png, .svg or .pdf); by default frontier.png in the first run directory."""
     data_dir: Path | None = None
@@ -60,7 +62,9 @@ def frontier_command(arguments: list[str]) -> None:
     for folder in command.runs:
         run = RunDir.open(folder)
         with console.status(f"{run.path.name}: evaluating") as status:
-            points, judged_on = frontier(run, place, command.densities, told=status.update)
+            points, judged_on = frontier(
+                run, place, command.densities, command.judge_on, told=status.update
+            )
         found.append((run, points, judged_on))
     drawn = curves(found)
     for curve in drawn:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from dessilbi.lab.config import ConfigError
 from dessilbi.lab.data import load_dataset
 from dessilbi.lab.models import make_model
 from dessilbi.lab.rundir import LAST, RunError
@@ -33,14 +34,22 @@ def load_data(
         dtype=getattr(torch, config.dtype),
         device=torch.device(device),
         validation=config.data.validation,
+        images=config.data.images,
     )
 
 
-def judged_split(data: Dataset) -> tuple[Split, str]:
-    """What runs are judged on, and its name: held-out images if there are any, else the test."""
-    if data.validation is not None:
-        return data.validation, "validation"
-    return data.test, "test"
+def judged_split(data: Dataset, name: str | None = None) -> tuple[Split, str]:
+    """What a run is judged on, and its name: held-out images if there are any, else the test set.
+
+    Args:
+        data: a data set.
+        name: ``"test"`` or ``"validation"``, if it is to be that one.
+    """
+    if name == "test" or (name is None and data.validation is None):
+        return data.test, "test"
+    if data.validation is None:
+        raise ConfigError("there are no validation images: the run held none out")
+    return data.validation, "validation"
 
 
 def fresh_network(config: Config, data: Dataset) -> nn.Module:

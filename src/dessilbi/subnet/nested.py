@@ -35,8 +35,8 @@ class NestedTraining:
     of larger ones, and ``path.mask(density=...)`` reads off any of them.
 
     The whole network is trained first; then the smallest budget to be drawn falls, as in gradual
-    pruning, and stays at ``lowest``. Between it and the whole network budgets are drawn uniformly
-    in their logarithm. Groups are ranked by the root mean square of their weights, anew every so
+    pruning, and stays at ``lowest``. Between it and ``highest`` budgets are drawn uniformly in
+    their logarithm. Groups are ranked by the root mean square of their weights, anew every so
     often until the ranking settles.
 
     Budgets count weights with a twin; what has none (by default biases and BatchNorm; a classifier
@@ -49,6 +49,9 @@ class NestedTraining:
         opt: its optimizer.
         steps: optimizer steps of the whole training.
         lowest: the smallest budget, as a fraction of the weights.
+        highest: the largest budget that is drawn beside the whole network, once ``lowest`` is
+            reached. Single weights beyond 0.3 add little and need no steps of their own; filters
+            do.
         begin: when budgets begin to fall, as a fraction of the training.
         descended: when they reach ``lowest``.
         settled: when the ranking is fixed.
@@ -74,16 +77,18 @@ class NestedTraining:
         steps: int,
         *,
         lowest: float = 0.004,
+        highest: float = 1.0,
         begin: float = 1 / 12,
         descended: float = 1 / 3,
-        settled: float = 0.75,
-        full: float = 0.1,
+        settled: float = 0.6,
+        full: float = 0.05,
         refresh: int = 50,
         floor: int = 1,
         seed: int = 0,
     ) -> None:
-        _check(steps, lowest, begin, descended, settled, full, refresh, floor)
-        self.steps, self.lowest, self.full, self.seed = steps, lowest, full, seed
+        _check(steps, lowest, highest, begin, descended, settled, full, refresh, floor)
+        self.steps, self.full, self.seed = steps, full, seed
+        self.lowest, self.highest = lowest, highest
         self.begin, self.descended, self.settled = begin, descended, settled
         self.refresh, self.floor = refresh, floor
         self._opt = opt
@@ -145,11 +150,12 @@ class NestedTraining:
         chance = random.Random(f"{self.seed}/{self._step}")
         if chance.random() < self.full:
             return FULL
-        done = 1.0
+        smallest, largest = self.lowest, self.highest
         if progress < self.descended:
-            done = (progress - self.begin) / (self.descended - self.begin)
-        smallest = self.lowest + (1 - self.lowest) * (1 - done) ** 3
-        return level_of(math.exp(math.log(smallest) * chance.random()), self.lowest)
+            left = 1 - (progress - self.begin) / (self.descended - self.begin)
+            smallest, largest = self.lowest + (1 - self.lowest) * left**3, 1.0
+        drawn = largest * (smallest / largest) ** chance.random()
+        return level_of(drawn, self.lowest)
 
     @torch.no_grad()
     def _put_in_place(self) -> None:
@@ -240,6 +246,7 @@ def _at_most(levels: Tensor, level: int, out: Tensor) -> None:
 def _check(
     steps: int,
     lowest: float,
+    highest: float,
     begin: float,
     descended: float,
     settled: float,
@@ -250,6 +257,7 @@ def _check(
     for rule, holds in {
         f"steps must be >= 1, got {steps!r}": steps >= 1,
         f"lowest must lie in (0, 1), got {lowest!r}": 0 < lowest < 1,
+        f"highest must lie in [lowest, 1], got {highest!r}": lowest <= highest <= 1,
         f"begin must lie in [0, 1], got {begin!r}": 0 <= begin <= 1,
         f"descended must lie in [begin, 1], got {descended!r}": begin <= descended <= 1,
         f"settled must be >= begin, got {settled!r}": settled >= begin,

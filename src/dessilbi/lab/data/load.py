@@ -77,6 +77,7 @@ def load_dataset(
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
     validation: int = 0,
+    images: int | None = None,
     split_seed: int = 0,
     workers: int = 4,
 ) -> Dataset:
@@ -94,6 +95,7 @@ def load_dataset(
         dtype: Floating-point type of the images in a batch.
         device: Where images and labels live.
         validation: How many training images to hold out.
+        images: How many of the others to train on; None takes all.
         split_seed: Chooses which; the same for every run that is to be compared.
         workers: Loader processes, for ``imagenet`` only.
 
@@ -123,7 +125,7 @@ def load_dataset(
         train = TensorSplit(raw.train_images.to(device), raw.train_labels.to(device), pixels)
         test = TensorSplit(raw.test_images.to(device), raw.test_labels.to(device), pixels)
         source = raw.source
-    train, held_out = _hold_out(train, validation, split_seed)
+    train, held_out = _hold_out(train, validation, images, split_seed)
     return Dataset(
         name,
         train,
@@ -139,14 +141,20 @@ def load_dataset(
     )
 
 
-def _hold_out(train: Split, images: int, seed: int) -> tuple[Split, Split | None]:
-    """Move ``images`` random images out of the training set; the others keep their order."""
-    if not 0 <= images < len(train):
+def _hold_out(
+    train: Split, validation: int, images: int | None, seed: int
+) -> tuple[Split, Split | None]:
+    """Move random images out of the training set; the others, or some of them, keep their order."""
+    total = len(train)
+    if not 0 <= validation < total:
         raise ValueError(
-            f"validation must be in [0, {len(train)}), the training images, got {images}"
+            f"validation must be in [0, {total}), the training images, got {validation}"
         )
-    if images == 0:
+    left = total - validation
+    if images is not None and not 1 <= images <= left:
+        raise ValueError(f"images must be in [1, {left}], what validation leaves, got {images}")
+    if validation == 0 and images is None:
         return train, None
-    order = torch.randperm(len(train), generator=torch.Generator().manual_seed(seed))
-    kept, held_out = order[:-images].sort().values, order[-images:].sort().values
-    return train.take(kept), train.take(held_out)
+    order = torch.randperm(total, generator=torch.Generator().manual_seed(seed))
+    kept, held_out = order[:left][:images].sort().values, order[left:].sort().values
+    return train.take(kept), train.take(held_out) if validation else None

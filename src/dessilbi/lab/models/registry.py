@@ -15,7 +15,7 @@ from dessilbi.lab.models.import_path import build_from_path
 from dessilbi.lab.models.init import Scheme, initialize
 from dessilbi.lab.models.lenet import lenet_5, lenet_300_100
 from dessilbi.lab.models.resnet import resnet_50, resnet_basic
-from dessilbi.lab.models.vgg import vgg_16
+from dessilbi.lab.models.vgg import vgg_4, vgg_16
 
 
 class ModelBuilder(Protocol):
@@ -32,6 +32,7 @@ MODELS: Final[Mapping[str, ModelBuilder]] = {
     "lenet-3": lenet_300_100,  # the paper's name for it
     "conv-2": conv_2,
     "conv-4": conv_4,
+    "vgg-4": vgg_4,
     "vgg-16": vgg_16,
     "resnet-20": partial(resnet_basic, 20),
     "resnet-32": partial(resnet_basic, 32),

@@ -1,0 +1,127 @@
+"""One nested run against a run for every budget: accuracy against density.
+
+    python benchmarks/budgets.py TASK [--data-dir DIR] [--seeds 3] [--first-seed 0] [--runs DIR]
+                                 [--methods nested,gradual,half,sgd] [--judge-on validation]
+
+TASK is one of the keys of TASKS. All methods share data, network, initialisation, schedule, epochs
+and batch size:
+
+- nested: DessiLBI with --nested, ONE run for the whole curve;
+- gradual: SGD with gradual magnitude pruning (cubic, epochs 1 to 8 of 12), a run for every point;
+- half: SGD, pruned by magnitude at half time and fine-tuned, a run for every point;
+- sgd: SGD, the dense network, for the point at 100 %.
+
+Every finished run is kept in a run directory and found again, so the script can be stopped and
+started, and several of them can work on different methods or seeds at the same time.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from dessilbi.lab.config import (
+    Config,
+    DataConfig,
+    ModelConfig,
+    NestedConfig,
+    OptimizerConfig,
+    PruneConfig,
+    ScheduleConfig,
+)
+from dessilbi.lab.frontier import curves, frontier
+from dessilbi.lab.frontier_picture import draw
+from dessilbi.lab.optimizers import COMPETITORS
+from dessilbi.lab.train import Place, train
+
+SGD = COMPETITORS["sgd-mom-wd"]
+TWIN = OptimizerConfig(momentum=0.9, weight_decay=1e-4, nu=100.0, lambd=0.03)
+WEIGHTS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2)
+FILTERS = (0.05, 0.1, 0.25, 0.5)
+
+FASHION = Config(
+    data=DataConfig(name="fashion-mnist", validation=10_000, normalize=True),
+    model=ModelConfig(name="lenet-300-100"),
+    optimizer=TWIN,
+    schedule=ScheduleConfig(kind="multistep", milestones=(4, 8)),
+    nested=NestedConfig(on=True, highest=0.3),
+    epochs=12,
+)
+MNIST = replace(
+    FASHION,
+    data=DataConfig(name="mnist", validation=10_000),
+    model=ModelConfig(name="lenet-5", init="default"),
+    optimizer=replace(TWIN, penalty="lasso"),
+    schedule=ScheduleConfig(kind="cosine", warmup=0.5),
+    epochs=6,
+)
+CIFAR = replace(
+    FASHION,
+    data=DataConfig(name="cifar10", validation=5_000, images=10_000),
+    model=ModelConfig(name="vgg-4"),
+    optimizer=replace(TWIN, exclude=("classifier",)),
+    schedule=ScheduleConfig(kind="cosine"),
+    nested=NestedConfig(on=True, lowest=0.04),
+)
+TASKS: dict[str, tuple[Config, tuple[float, ...]]] = {
+    "fashion": (FASHION, WEIGHTS),
+    "fashion-cosine": (replace(FASHION, schedule=ScheduleConfig(kind="cosine")), WEIGHTS),
+    "mnist": (MNIST, WEIGHTS),
+    "cifar": (CIFAR, FILTERS),
+}
+
+
+def configs(task: str, method: str, seed: int) -> list[Config]:
+    """The runs of a method, its curve."""
+    base, densities = TASKS[task]
+    base = replace(base, name=f"{task}-{method}", seed=seed)
+    if method == "nested":
+        return [base]
+    base = replace(base, optimizer=SGD, nested=NestedConfig())
+    if method == "sgd":
+        return [base]
+    twin = TASKS[task][0].optimizer
+    units = PruneConfig(penalty=twin.penalty, exclude=twin.exclude)
+    if method == "half":
+        units = replace(units, begin=0.5, end=0.5)
+    return [replace(base, prune=replace(units, density=density)) for density in densities]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("task", choices=TASKS)
+    parser.add_argument("--data-dir", type=Path)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--methods", default="nested,gradual,half,sgd")
+    parser.add_argument("--judge-on", choices=("test", "validation"), default="test")
+    parser.add_argument("--runs", type=Path, default=Path("runs/budgets"))
+    parser.add_argument("--picture", type=Path)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    place = Place(runs=args.runs, data_dir=args.data_dir)
+    densities = (*TASKS[args.task][1], 1.0)
+    found = []
+    for seed in range(args.first_seed, args.first_seed + args.seeds):
+        for method in args.methods.split(","):
+            for config in configs(args.task, method, seed):
+                run = train(config, place)
+                found.append((run, *frontier(run, place, densities, args.judge_on)))
+    drawn = curves(found)
+    print(f"accuracy in % on the {args.judge_on} images, mean (lowest to highest) over seeds")
+    for curve in drawn:
+        print(f"\n{curve.name}: {curve.runs} run(s) of {curve.epochs // curve.runs} epochs a seed")
+        for k, at in enumerate(curve.points):
+            middle, low, high = curve.spread(k)
+            density = sum(p.density for p in at) / len(at)
+            print(f"  {density:7.2%}  {middle:6.2f}  ({low:.2f} to {high:.2f})")
+    if args.picture:
+        model, data = found[0][0].config().model.name, found[0][0].config().data.name
+        draw(drawn, args.picture, f"{model} on {data}")
+
+
+if __name__ == "__main__":
+    main()
