@@ -159,6 +159,8 @@ class NestedConfig:
     """Fraction of steps that train the whole network, beside the drawn ones."""
     refresh: int = 50
     """Steps between two rankings."""
+    uniform: bool | None = None
+    """Whether every layer keeps the same fraction; by default if there are filters."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from dessilbi.path._twins import layers_of_groups
 from dessilbi.path.mask import most_weights
 
 from .project import masked_weights, zero_outside
-from .scores import magnitudes
+from .scores import scores
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -37,11 +37,12 @@ class GradualPruning:
         density: the target, as a fraction of the weights that may be pruned.
         steps: optimizer steps of the whole training.
         groups: :func:`split_parameters` of the model: which weights may be pruned, and whether by
-            element or by filter. They are ranked as DessiLBI's budgets are, over all layers.
+            element or by filter.
         begin: when pruning begins, as a fraction of the training.
         end: when the target is reached.
         every: steps between two prunings.
         floor: groups of each layer that are kept.
+        uniform: whether every layer keeps the same fraction, as in :class:`NestedTraining`.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class GradualPruning:
         end: float = 2 / 3,
         every: int = 50,
         floor: int = 1,
+        uniform: bool | None = None,
     ) -> None:
         for rule, holds in {
             f"density must lie in (0, 1], got {density!r}": 0 < density <= 1,
@@ -67,7 +69,7 @@ class GradualPruning:
             if not holds:
                 raise ValueError(rule)
         self.density, self.steps, self.begin, self.end = density, steps, begin, end
-        self.every, self.floor = every, floor
+        self.every, self.floor, self.uniform = every, floor, uniform
         self._model = model
         self._layers = layers_of_groups(groups)
         self._step = 0
@@ -94,8 +96,8 @@ class GradualPruning:
 
     def _prune(self, density: float) -> None:
         params = named_weights(self._model)
-        scores = [magnitudes(params[layer.name], layer) for layer in self._layers]
-        self._hold(best_groups(scores, self._layers, density, self.floor))
+        found = scores(params, self._layers, self.uniform)
+        self._hold(best_groups(found, self._layers, density, self.floor))
 
     def _hold(self, mask: Mask) -> None:
         self.mask, self._kept = mask, masked_weights(self._model, mask)
@@ -120,10 +122,10 @@ class GradualPruning:
 
 @torch.no_grad()
 def best_groups(
-    scores: Sequence[Tensor], layers: Sequence[Layer], density: float, floor: int
+    ranking: Sequence[Tensor], layers: Sequence[Layer], density: float, floor: int
 ) -> Mask:
-    """The groups with the largest scores that a density has room for, and each layer's best."""
-    flat = [score.flatten().cpu().clone() for score in scores]
+    """The groups with the largest numbers that a density has room for, and each layer's best."""
+    flat = [score.flatten().cpu().clone() for score in ranking]
     for score in flat:
         score[score.topk(min(floor, len(score))).indices] = torch.inf
     counts = [layer.groups for layer in layers]

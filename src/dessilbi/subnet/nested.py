@@ -13,7 +13,7 @@ from dessilbi.path import Mask
 from dessilbi.path._twins import layers_of, twins_by_name
 
 from .levels import FULL, density_of, level_of, rank
-from .scores import magnitudes
+from .scores import scores
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,8 +35,8 @@ class NestedTraining:
 
     The whole network is trained first; then the smallest budget to be drawn falls, as in gradual
     pruning, and stays at ``lowest``. Between it and ``highest`` budgets are drawn uniformly in
-    their logarithm. Groups are ranked by the root mean square of their weights, anew every so
-    often until the ranking settles.
+    their logarithm. Groups are ranked by the size of their weights, anew every so often until the
+    ranking settles.
 
     Budgets count weights with a twin; what has none (by default biases and BatchNorm; a classifier
     that :func:`split_parameters` excludes) belongs to every subnetwork. A layer is ranked by
@@ -57,6 +57,9 @@ class NestedTraining:
         full: fraction of steps that train the whole network, beside the drawn ones.
         refresh: steps between two rankings.
         floor: groups of each layer that are in every subnetwork.
+        uniform: whether every layer keeps the same fraction of its groups; by default if there are
+            filters. Otherwise groups of all layers are compared by the root mean square of their
+            weights.
         seed: of the draws; they depend on it and the number of the step only, so that processes of
             a distributed run draw alike and a resumed run goes on as if it had not stopped.
 
@@ -83,13 +86,14 @@ class NestedTraining:
         full: float = 0.05,
         refresh: int = 50,
         floor: int = 1,
+        uniform: bool | None = None,
         seed: int = 0,
     ) -> None:
         _check(steps, lowest, highest, begin, descended, settled, full, refresh, floor)
         self.steps, self.full, self.seed = steps, full, seed
         self.lowest, self.highest = lowest, highest
         self.begin, self.descended, self.settled = begin, descended, settled
-        self.refresh, self.floor = refresh, floor
+        self.refresh, self.floor, self.uniform = refresh, floor, uniform
         self._opt = opt
         self._params = twins_by_name(model, opt)
         self._layers = layers_of(opt, self._params)
@@ -116,8 +120,8 @@ class NestedTraining:
         if progress >= self.begin and (
             self._levels is None or (self._step % self.refresh == 0 and progress < self.settled)
         ):
-            scores = [magnitudes(self._params[layer.name], layer) for layer in self._layers]
-            self._levels = rank(scores, self._layers, self.lowest, self.floor)
+            found = scores(self._params, self._layers, self.uniform)
+            self._levels = rank(found, self._layers, self.lowest, self.floor)
         self._level = self._drawn(progress)
         if self._level < FULL:
             self._put_in_place()

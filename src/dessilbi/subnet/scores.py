@@ -1,19 +1,52 @@
-"""What a group weighs when weights of different layers are compared."""
+"""What a group weighs when groups of different layers are compared."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING
 
+import torch
+
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from torch import Tensor
 
     from dessilbi.path import Layer
 
 
-def magnitudes(W: Tensor, layer: Layer) -> Tensor:
+@torch.no_grad()
+def scores(
+    weights: Mapping[str, Tensor], layers: Sequence[Layer], uniform: bool | None = None
+) -> list[Tensor]:
+    """By layer, a number >= 0 for each group; larger is kept longer.
+
+    Args:
+        weights: by the layer's name.
+        layers: what is ranked.
+        uniform: ``True`` ranks each layer for itself, so that every layer keeps the same fraction
+            of its groups; ``False`` compares all by the root mean square of their weights; ``None``
+            is ``True`` if there are filters. A BatchNorm behind a filter undoes its norm, which
+            then says little about other layers, and one narrow layer chokes the whole network.
+    """
+    if uniform is None:
+        uniform = any(layer.exact for layer in layers)
+    found = [_magnitudes(weights[layer.name], layer) for layer in layers]
+    return [_places(one) for one in found] if uniform else found
+
+
+def _magnitudes(W: Tensor, layer: Layer) -> Tensor:
     """|W| by element, shaped as W, or the root mean square of each group's weights."""
     W = W.detach()
     if layer.group_dim is None:
         return W.abs()
     return layer.norms(W) / math.sqrt(max(layer.group_size, 1))
+
+
+def _places(score: Tensor) -> Tensor:
+    """From 1 for the largest down to 1/n for the smallest."""
+    ranked = score.flatten().argsort(descending=True, stable=True)
+    places = torch.empty(len(ranked), dtype=torch.float32, device=score.device)
+    n = len(ranked)
+    places[ranked] = torch.arange(n, 0, -1, dtype=torch.float32, device=score.device) / n
+    return torch.empty_like(score, dtype=torch.float32).copy_(places.view(score.shape))
