@@ -1,0 +1,278 @@
+"""Nested training, pruning and a frozen support in the laboratory: runs, resumes, frontiers."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from lab_runs import SMALL, STEPS, Crash, CrashAt, assert_same_run, uninterrupted, weights_of
+
+from dessilbi.cli import main
+from dessilbi.lab.companions import Companions
+from dessilbi.lab.config import (
+    Config,
+    ConfigError,
+    DataConfig,
+    FreezeConfig,
+    ModelConfig,
+    NestedConfig,
+    OptimizerConfig,
+    PruneConfig,
+)
+from dessilbi.lab.evaluate import evaluate_recalibrated
+from dessilbi.lab.frontier import curves, frontier
+from dessilbi.lab.optimizers import COMPETITORS, make_optimizer, twin_groups
+from dessilbi.lab.rundir import RunDir, RunError
+from dessilbi.lab.subnets import open_path
+from dessilbi.lab.train import Place, train
+from dessilbi.lab.trained import fresh_network, judged_split, load_data, trained_network
+from dessilbi.subnet import project
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NESTED = replace(
+    SMALL,
+    name="small-nested",
+    keep=(),
+    nested=NestedConfig(on=True, lowest=0.02, begin=0.1, descended=0.4, full=0.2, refresh=3),
+)
+CONV = replace(NESTED, model=ModelConfig(name="digits-net"))
+PRUNED = replace(
+    SMALL,
+    name="small-pruned",
+    keep=(),
+    optimizer=COMPETITORS["sgd-mom-wd"],
+    prune=PruneConfig(density=0.1, begin=0.1, end=0.6, every=2),
+)
+FROZEN = replace(SMALL, name="small-frozen", keep=(), freeze=FreezeConfig(epoch=1))
+
+
+@pytest.fixture(scope="module")
+def nested(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    return uninterrupted(NESTED, tmp_path_factory.mktemp("nested"))
+
+
+@pytest.fixture(scope="module")
+def pruned(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    return uninterrupted(PRUNED, tmp_path_factory.mktemp("pruned"))
+
+
+# ---------------------------------------------------------------------- runs
+
+
+@pytest.mark.parametrize("config", [NESTED, CONV, PRUNED, FROZEN], ids=lambda c: c.name)
+def test_a_crash_leaves_no_trace(config: Config, tmp_path: Path) -> None:
+    place = Place(runs=tmp_path / "crashed", save_minutes=0)
+    for steps in (2, STEPS + 1, 3):
+        with pytest.raises(Crash):
+            train(config, place, CrashAt(steps))
+    resumed = train(config, Place(runs=tmp_path / "crashed"))
+    assert_same_run(resumed, uninterrupted(config, tmp_path / "whole"))
+
+
+def test_the_path_of_a_nested_run_gives_what_was_trained(nested: RunDir) -> None:
+    path = open_path(nested)
+    assert path.default_order == "nested"
+    small, large = path.mask(density=0.05), path.mask(density=0.3)
+    assert small.issubset(large)
+    assert small.density == pytest.approx(0.05, abs=0.001)
+    last = nested.load("checkpoint-last")
+    assert last is not None
+    assert {name.split("/")[0] for name in last.tensors} == {
+        "model",
+        "optimizer",
+        "random",
+        "nested",
+    }
+
+
+def test_a_pruned_run_ends_at_its_density(pruned: RunDir) -> None:
+    weights = weights_of(pruned)
+    matrices = [w for w in weights.values() if w.ndim > 1]
+    kept = sum(int((w != 0).sum()) for w in matrices) / sum(w.numel() for w in matrices)
+    assert kept == pytest.approx(0.1, abs=0.001)
+    densities = [record.get("density", 1.0) for record in pruned.records()]
+    assert densities == sorted(densities, reverse=True)
+    assert densities[-1] == pytest.approx(kept)
+
+
+def test_a_frozen_run_pulls_the_rest_to_zero(tmp_path: Path) -> None:
+    frozen = uninterrupted(FROZEN, tmp_path)
+    free = uninterrupted(replace(FROZEN, freeze=FreezeConfig()), tmp_path)
+    supports = [open_path(frozen).support(epoch) for epoch in (1, 3)]
+    for name, before in supports[0].items():
+        assert not (supports[1][name] & ~before).any(), "something entered"
+    assert any((open_path(free).support(3)[n] & ~before).any() for n, before in supports[0].items())
+    outside = {
+        run.path.name: sum(
+            float(weights_of(run)[n][~before].abs().sum()) for n, before in supports[0].items()
+        )
+        for run in (frozen, free)
+    }
+    assert outside[frozen.path.name] < 0.7 * outside[free.path.name]
+
+
+def test_a_subnetwork_of_a_nested_run_is_trained_alone(nested: RunDir, tmp_path: Path) -> None:
+    main(["subnet", str(nested.path), "--density", "0.1", "--runs", str(tmp_path)])
+    (child,) = tmp_path.iterdir()
+    config = RunDir.open(child).config()
+    assert not config.nested.on
+    assert config.start is not None
+    assert config.start.mask == "density 0.1 by nested"
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (replace(NESTED, optimizer=COMPETITORS["sgd-mom-wd"]), "--nested trains along the path"),
+        (replace(NESTED, prune=PruneConfig(density=0.1)), "exclude each other"),
+        (replace(PRUNED, freeze=FreezeConfig(epoch=1)), r"--freeze\.epoch freezes the support"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(config: Config, message: str) -> None:
+    data = load_data(config, None, download=False)
+    model = fresh_network(config, data)
+    with pytest.raises(ConfigError, match=message):
+        Companions(config, model, make_optimizer(model, config.optimizer), steps=10)
+
+
+def test_the_short_option(tmp_path: Path) -> None:
+    quick = ["--model.name", "lenet-300-100", "--epochs", "1", "--batch-size", "512"]
+    main(["train", "digits", "--nested", *quick, "--runs", str(tmp_path)])
+    (run,) = tmp_path.iterdir()
+    assert RunDir.open(run).config().nested.on
+
+
+# ---------------------------------------------------------------------- groups
+
+
+def test_neurons_and_filters_by_group_the_classifier_whole() -> None:
+    data = load_data(SMALL, None, download=False)
+    model = fresh_network(SMALL, data)
+    groups = twin_groups(model, OptimizerConfig(penalty="group_lasso"))
+    by_penalty = {g["penalty"]: [name for name, _ in g["params"]] for g in groups}
+    assert by_penalty["group_lasso"] == ["fc1.weight", "fc2.weight"]
+    assert "fc3.weight" in by_penalty[None]
+
+
+def test_the_classifier_on_its_own_threshold() -> None:
+    data = load_data(SMALL, None, download=False)
+    model = fresh_network(SMALL, data)
+    groups = twin_groups(model, OptimizerConfig(lambd=0.5, classifier_lambd=0.01))
+    own = next(g for g in groups if any(name == "fc3.weight" for name, _ in g["params"]))
+    assert own["lambd"] == 0.01
+    assert own["penalty"] == "lasso"
+
+
+def test_fewer_images() -> None:
+    data = load_data(replace(SMALL, data=DataConfig(validation=100, images=200)), None, False)
+    assert len(data.train) == 200
+    assert data.validation is not None
+    assert len(data.validation) == 100
+    whole = load_data(SMALL, None, download=False)
+    some = load_data(replace(SMALL, data=DataConfig(images=len(whole.train))), None, False)
+    assert torch.equal(some.train.labels, whole.train.labels)
+    with pytest.raises(ValueError, match="images must be in"):
+        load_data(replace(SMALL, data=DataConfig(images=10**6)), None, False)
+
+
+# ---------------------------------------------------------------------- frontier
+
+
+def test_points_are_what_projecting_and_judging_gives(nested: RunDir) -> None:
+    place = Place()
+    points, judged_on = frontier(nested, place, (0.05, 0.3, 1.0))
+    assert judged_on == "test"
+    data = load_data(NESTED, None, download=False)
+    split, _ = judged_split(data)
+    model, path = trained_network(nested, data), open_path(nested)
+    biases = sum(p.numel() for n, p in model.named_parameters() if n.endswith("bias"))
+    for point, density in zip(points, (0.05, 0.3, 1.0), strict=True):
+        mask = path.mask(density=density)
+        with project(model, mask):
+            assert point.accuracy == evaluate_recalibrated(model, split, data.train).accuracy
+        assert point.density == mask.density
+        assert point.parameters == mask.kept + biases
+        assert point.macs == mask.kept  # a linear weight is used once
+    assert points[-1].parameters == sum(p.numel() for p in model.parameters())
+
+
+def test_points_are_kept_and_only_new_ones_evaluated(
+    nested: RunDir,
+) -> None:
+    first, _ = frontier(nested, Place(), (0.1, 0.2))
+    told: list[str] = []
+    again, _ = frontier(nested, Place(), (0.1, 0.15, 0.2), told=told.append)
+    assert len(told) == 1
+    assert "15.00% of the weights" in told[0]
+    assert [p for p in again if p.budget != 0.15] == first
+    (nested.path / "frontier.json").write_text("{broken")
+    assert frontier(nested, Place(), (0.1, 0.2))[0] == first
+
+
+def test_a_run_without_a_path_is_one_point(pruned: RunDir) -> None:
+    points, _ = frontier(pruned, Place())
+    (point,) = points
+    assert point.density == pytest.approx(0.1, abs=0.001)
+    assert point.accuracy == pruned.records()[-1]["accuracy"]
+    assert frontier(pruned, Place())[0] == points
+
+
+def test_runs_of_one_name_are_a_curve(tmp_path: Path) -> None:
+    short = replace(PRUNED, epochs=1)
+    found = []
+    for seed in (0, 1):
+        for density in (0.3, 0.1):
+            prune = replace(short.prune, density=density)
+            run = uninterrupted(replace(short, seed=seed, prune=prune), tmp_path)
+            found.append((run, *frontier(run, Place())))
+    (curve,) = curves(found)
+    assert (curve.runs, curve.epochs, curve.seeds) == (2, 2, (0, 1))
+    assert [len(at) for at in curve.points] == [2, 2]
+    values = [p.accuracy for p in curve.points[0]]
+    assert curve.spread(0) == (sum(values) / 2, min(values), max(values))
+    assert curve.points[0][0].density < curve.points[1][0].density
+
+
+def test_the_command_prints_and_draws(
+    nested: RunDir, pruned: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture = tmp_path / "picture.svg"
+    arguments = ["--densities", "0.05", "0.3", "--picture", str(picture)]
+    main(["frontier", str(nested.path), str(pruned.path), *arguments])
+    said = capsys.readouterr().out
+    assert "small-nested: 1 run(s), 3 epochs in all" in said
+    assert "small-pruned: 1 run(s), 3 epochs in all" in said
+    accuracy = json.loads((nested.path / "frontier.json").read_text())["points"][0]["accuracy"]
+    assert f"{accuracy:.2f}" in said
+    drawn = picture.read_text()
+    assert "<svg" in drawn
+    assert not drawn.count("Traceback")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        (["nowhere"], "is not a run directory"),
+        (["RUN", "--densities", "1.5"], r"densities must lie in \(0, 1\], got 1.5"),
+        (["RUN", "--picture", "x.gif"], "picture must end in .png, .svg or .pdf"),
+        (["RUN", "--judge-on", "validation"], "there are no validation images"),
+    ],
+)
+def test_faults_of_the_command(
+    nested: RunDir, arguments: list[str], fault: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["frontier", *(str(nested.path) if a == "RUN" else a for a in arguments)])
+    assert re.search(fault, capsys.readouterr().err)
+
+
+def test_a_run_that_was_never_trained(tmp_path: Path) -> None:
+    run = RunDir.of(NESTED, tmp_path)
+    with pytest.raises(RunError, match="train it first"):
+        frontier(run, Place())
