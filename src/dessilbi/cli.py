@@ -18,6 +18,8 @@ commands:
   train RECIPE    train a named recipe, or a config.json; run it again to resume
   path RUN        what entered Gamma, epoch by epoch
   subnet RUN      a subnetwork of a run, for any budget: evaluate it, retrain it, rewind it
+  frontier RUN    accuracy against size for every budget of a run, next to other runs
+  theory WHAT     curvature of a run or recipe, the safe learning rate, and a verdict
 
   dessilbi COMMAND --help     the options of a command
   dessilbi --version
@@ -78,20 +80,35 @@ def _subnet(arguments: list[str]) -> None:
     _guarded(subnet, arguments)
 
 
+def _theory(arguments: list[str]) -> None:
+    from dessilbi.lab.theory_commands import theory
+
+    _guarded(theory, arguments)
+
+
+def _frontier(arguments: list[str]) -> None:
+    from dessilbi.lab.frontier_commands import frontier_command
+
+    _guarded(frontier_command, arguments)
+
+
 _COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "demo": _demo,
     "train": _train,
     "path": _path,
     "subnet": _subnet,
+    "frontier": _frontier,
+    "theory": _theory,
 }
 
 
 def _guarded(command: Callable[[list[str]], None], arguments: list[str]) -> None:
     from dessilbi.lab.config import ConfigError
     from dessilbi.lab.data import DataError
+    from dessilbi.lab.failures import TrainingError
     from dessilbi.lab.models import ModelError
     from dessilbi.lab.rundir import RunError
-    from dessilbi.lab.train import Interrupted, TrainingError
+    from dessilbi.lab.train import Interrupted
 
     try:
         command(arguments)

@@ -23,6 +23,9 @@ class Display(Protocol):
     def epoch(self, metrics: dict[str, Any], timing: dict[str, Any]) -> None:
         """An epoch is done and saved."""
 
+    def warn(self, text: str) -> None:
+        """Something a user should know while the run goes on."""
+
 
 class Silent:
     """Tells nobody."""
@@ -34,4 +37,7 @@ class Silent:
         """See :class:`Display`."""
 
     def epoch(self, metrics: dict[str, Any], timing: dict[str, Any]) -> None:
+        """See :class:`Display`."""
+
+    def warn(self, text: str) -> None:
         """See :class:`Display`."""

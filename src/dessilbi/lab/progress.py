@@ -101,6 +101,10 @@ class TerminalDisplay:
         """Print the line of a finished epoch."""
         self.console.print(self._line(metrics, timing))
 
+    def warn(self, text: str) -> None:
+        """Print a warning between the lines of the epochs."""
+        self.console.print(f"warning: {text}", soft_wrap=True)
+
     def _line(self, metrics: dict[str, Any], timing: dict[str, Any]) -> str:
         epoch = f"{metrics['epoch']}/{self.epochs}"
         speed = timing["images"] / max(timing["train_seconds"], 1e-9)

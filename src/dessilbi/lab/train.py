@@ -29,6 +29,7 @@ from dessilbi.lab.rundir import BEST, LAST, PATH, RunDir, RunError, clear_errors
 from dessilbi.lab.schedule import lr_factor, set_lr
 from dessilbi.lab.shared_batchnorm import share_batchnorm
 from dessilbi.lab.snapshot import Position, load_model, model_tensors, restore, take
+from dessilbi.lab.step_check import StepCheck
 from dessilbi.lab.stop_request import StopRequest
 from dessilbi.lab.subnets import load_start
 from dessilbi.lab.trained import fresh_network, judged_split, load_data
@@ -60,6 +61,8 @@ class Place:
     """Also write TensorBoard events into the run directory."""
     save_minutes: float = field(default=10.0)
     """Save within an epoch this often (a single process; several save after each epoch)."""
+    check_step: bool = False
+    """Before each epoch estimate the curvature on a batch; warn if lr is above the safe step."""
 
 
 def train(config: Config, place: Place | None = None, display: Display | None = None) -> RunDir:
@@ -130,6 +133,12 @@ class Trainer:
             )
         self.rule = StabilityRule(config.stop.window, config.stop.tolerance, config.stop.distance)
         self.stop = StopRequest()
+        self.check_step: StepCheck | None = None
+        if place.check_step:
+            say = self.display.warn
+            self.check_step = StepCheck(
+                self.model, self.optimizer, self.data.train, config, crew.size, say
+            )
 
     def _wrapped(self) -> nn.Module:
         if self.crew.size == 1:
@@ -224,6 +233,9 @@ class Trainer:
         self.companions.begin_epoch(position.epoch)
         if crew.size > 1:
             seed_rank(config.seed, position.epoch, crew.rank)
+        if self.check_step is not None:
+            self._set_lr(self._steps())
+            self.check_step(position.epoch)
         loss_sum = torch.tensor(position.loss, dtype=torch.float64, device=self.device)
         correct = torch.tensor(position.correct, device=self.device)
         saved = time.perf_counter()
