@@ -2,9 +2,9 @@
 
     python benchmarks/nested.py [--rounds 15] [--networks lenet-300-100,lenet-5,vgg-4,resnet-20]
 
-One thread. Blocks of fifty steps (forward, backward, fused optimizer; a whole ranking falls into
-each nested block) take turns, and the ratio is the median over pairs of neighbouring blocks. The
-linear network is the worst case: it does the least arithmetic for each weight.
+One thread. Blocks of steps (forward, backward, fused optimizer; a ranking every hundred) take turns,
+and the ratio is the median over pairs of neighbouring blocks. The linear network is the worst case:
+it does the least arithmetic for each weight.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 NETWORKS = {
-    "lenet-300-100": (128, 1, 28, 50),
+    "lenet-300-100": (128, 1, 28, 200),
     "lenet-5": (128, 1, 28, 50),
     "vgg-4": (128, 3, 32, 10),
     "resnet-20": (128, 3, 32, 2),
@@ -43,7 +43,7 @@ def blocks(network: str, *, nested: bool) -> Callable[[], float]:
     x, y = torch.randn(images, channels, side, side), torch.randint(10, (images,))
     around = nullcontext()
     if nested:
-        options = {"begin": 0.0, "descended": 0.0, "settled": 1.0, "refresh": 50}
+        options = {"begin": 0.0, "descended": 0.0, "settled": 1.0, "refresh": 100}
         around = NestedTraining(model, opt, 10**9, **options)  # type: ignore[assignment,arg-type]
 
     def block() -> float:

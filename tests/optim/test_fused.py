@@ -99,11 +99,11 @@ def test_small_and_empty_tensors() -> None:
 @needs_compiler
 def test_many_groups_fall_into_memory_layouts() -> None:
     size = torch.Size((6, 5, 4, 3))
-    assert _fused._layout(size, (60, 12, 3, 1), 0) == (1, 6, 60)
-    assert _fused._layout(size, (60, 12, 3, 1), 1) == (6, 5, 12)
-    assert _fused._layout(size, (60, 1, 15, 5), 1) == (72, 5, 1)  # channels_last
-    assert _fused._layout(size, (60, 12, 3, 1), None) == (1, 360, 1)
-    assert _fused._layout(size, (120, 24, 6, 2), 0) is None
+    assert _fused.layout_in_memory(size, (60, 12, 3, 1), 0) == (1, 6, 60)
+    assert _fused.layout_in_memory(size, (60, 12, 3, 1), 1) == (6, 5, 12)
+    assert _fused.layout_in_memory(size, (60, 1, 15, 5), 1) == (72, 5, 1)  # channels_last
+    assert _fused.layout_in_memory(size, (60, 12, 3, 1), None) == (1, 360, 1)
+    assert _fused.layout_in_memory(size, (120, 24, 6, 2), 0) is None
 
 
 @pytest.fixture

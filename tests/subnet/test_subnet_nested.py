@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
+from compilers import needs_compiler
 from dessilbi import DessiLBI, PathRecorder, SolutionPath, split_parameters
 from dessilbi.optim._reference import Reference
 from dessilbi.subnet import NestedTraining
@@ -70,7 +71,9 @@ def weights(net: nn.Module) -> dict[str, Tensor]:
 # ---------------------------------------------------------------------- a step
 
 
-@pytest.mark.parametrize("how", [{}, {"foreach": True}])
+@pytest.mark.parametrize(
+    "how", [{}, {"foreach": True}, pytest.param({"fused": True}, marks=needs_compiler)]
+)
 def test_steps_are_those_of_the_masked_network(how: dict[str, bool]) -> None:
     """Against gradients of the masked weights and the literal reference, step by step."""
     net, opt = make(**how)
@@ -303,14 +306,15 @@ def test_a_ranking_of_another_network_is_refused() -> None:
         nested.load_state_dict(state)
 
 
-def test_channels_last_weights() -> None:
+@pytest.mark.parametrize("fused", [False, pytest.param(True, marks=needs_compiler)])
+def test_channels_last_weights(fused: bool) -> None:
     """Levels, masks and buffers lie in memory as the weights do."""
     results = []
     for layout in (torch.contiguous_format, torch.channels_last):
         torch.manual_seed(0)
         net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.Flatten())
         net = net.double().to(memory_format=layout)
-        opt = DessiLBI(split_parameters(net, {"*": {"penalty": "lasso"}}), fused=False, **OPTIONS)
+        opt = DessiLBI(split_parameters(net, {"*": {"penalty": "lasso"}}), fused=fused, **OPTIONS)
         nested = NestedTraining(net, opt, 20, lowest=0.05, **EARLY)
         for step in range(20):
             generator = torch.Generator().manual_seed(step)

@@ -157,7 +157,7 @@ class NestedConfig:
     """When the ranking of the weights is fixed."""
     full: float = 0.05
     """Fraction of steps that train the whole network, beside the drawn ones."""
-    refresh: int = 50
+    refresh: int = 100
     """Steps between two rankings."""
     uniform: bool | None = None
     """Whether every layer keeps the same fraction; by default if there are filters."""

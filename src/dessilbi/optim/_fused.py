@@ -109,7 +109,7 @@ def _row(item: Item, made: list[Tensor]) -> tuple[float, ...] | None:
         return None
     if moves is not None and moves.stride() != stride:
         return None
-    layout = _layout(W.shape, stride, dim)
+    layout = layout_in_memory(W.shape, stride, dim)
     if layout is None:
         return None
     if grad.stride() != stride or grad.dtype is not dtype:
@@ -121,7 +121,7 @@ def _row(item: Item, made: list[Tensor]) -> tuple[float, ...] | None:
 
 
 @functools.lru_cache(maxsize=4096)
-def _layout(
+def layout_in_memory(
     shape: torch.Size, stride: tuple[int, ...], dim: int | None
 ) -> tuple[int, int, int] | None:
     """``(outer, groups, inner)`` of a dense tensor in memory; ``None`` if it has holes.

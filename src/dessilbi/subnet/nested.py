@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from dessilbi.optim._keep import keep
 from dessilbi.path import Mask
 from dessilbi.path._twins import layers_of, twins_by_name
 
@@ -18,6 +18,7 @@ from .scores import scores
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    import numpy as np
     from numpy.typing import NDArray
     from torch import Tensor, nn
 
@@ -84,7 +85,7 @@ class NestedTraining:
         descended: float = 1 / 3,
         settled: float = 0.6,
         full: float = 0.05,
-        refresh: int = 50,
+        refresh: int = 100,
         floor: int = 1,
         uniform: bool | None = None,
         seed: int = 0,
@@ -101,6 +102,11 @@ class NestedTraining:
         self._masked = {name: torch.empty_like(p) for name, p in self._params.items()}
         self._moves = {n: torch.empty_like(p, dtype=torch.bool) for n, p in self._params.items()}
         self._levels: list[Tensor] | None = None
+        """By layer, one number a group."""
+        self._by_weight = {
+            name: torch.empty_like(p, dtype=torch.uint8) for name, p in self._params.items()
+        }
+        self._native = any(group["fused"] for group in opt.param_groups)
         self._step = 0
         self._level = FULL
         self._dense: list[tuple[Tensor, Tensor]] = []
@@ -121,7 +127,7 @@ class NestedTraining:
             self._levels is None or (self._step % self.refresh == 0 and progress < self.settled)
         ):
             found = scores(self._params, self._layers, self.uniform)
-            self._levels = rank(found, self._layers, self.lowest, self.floor)
+            self._ranked(rank(found, self._layers, self.lowest, self.floor))
         self._level = self._drawn(progress)
         if self._level < FULL:
             self._put_in_place()
@@ -135,11 +141,19 @@ class NestedTraining:
             norm.momentum = momentum
         self._dense, self._momenta = [], []
         if kind is None and masked:
-            moves = {self._params[name]: where for name, where in self._moves.items()}
-            for p, where in moves.items():
+            for name, p in self._params.items():
                 if p.grad is not None:  # what was not there has no gradient, for clipping as well
-                    p.grad.mul_(where.view(torch.uint8))
-            self._opt.restrict(moves)
+                    levels, level = self._by_weight[name], self._level
+                    keep(p.grad, levels, level, out=p.grad, inside=None, native=self._native)
+            self._opt.restrict({self._params[name]: w for name, w in self._moves.items()})
+
+    def _ranked(self, levels: list[Tensor]) -> None:
+        self._levels = levels
+        for layer, level in zip(self._layers, levels, strict=True):
+            if layer.group_dim is None:
+                self._by_weight[layer.name] = level
+            else:
+                self._by_weight[layer.name].copy_(layer.expand(level))
 
     @property
     def budget(self) -> float:
@@ -162,14 +176,9 @@ class NestedTraining:
 
     @torch.no_grad()
     def _put_in_place(self) -> None:
-        assert self._levels is not None
-        for layer, levels in zip(self._layers, self._levels, strict=True):
-            p, where = self._params[layer.name], self._moves[layer.name]
-            if layer.group_dim is None:
-                _at_most(levels, self._level, out=where)
-            else:
-                where.copy_(layer.expand(levels <= self._level))
-            masked = torch.mul(p, where.view(torch.uint8), out=self._masked[layer.name])
+        for name, p in self._params.items():
+            levels, masked, moves = self._by_weight[name], self._masked[name], self._moves[name]
+            keep(p.data, levels, self._level, out=masked, inside=moves, native=self._native)
             self._dense.append((p, p.data))
             p.data = masked
         if self.full > 0:  # else nothing would teach BatchNorm any statistics
@@ -220,7 +229,7 @@ class NestedTraining:
         """Go on from :meth:`state_dict`."""
         self._step, self._levels = int(state["step"]), None
         if len(state) > 1:
-            self._levels = [self._loaded(layer, state) for layer in self._layers]
+            self._ranked([self._loaded(layer, state) for layer in self._layers])
 
     def _loaded(self, layer: Layer, state: Mapping[str, Tensor]) -> Tensor:
         saved, p = state.get(f"levels.{layer.name}"), self._params[layer.name]
@@ -237,13 +246,6 @@ class NestedTraining:
         """Let go of the optimizer."""
         self._handle.remove()
         self._opt.restrict({})
-
-
-def _at_most(levels: Tensor, level: int, out: Tensor) -> None:
-    if levels.device.type == "cpu":  # numpy compares bytes twenty times faster than torch does
-        np.less_equal(levels.numpy(), level, out=out.numpy())
-    else:
-        torch.le(levels, level, out=out)
 
 
 def _check(
