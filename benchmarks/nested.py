@@ -2,9 +2,9 @@
 
     python benchmarks/nested.py [--rounds 15] [--networks lenet-300-100,lenet-5,vgg-4,resnet-20]
 
-One thread. Blocks of steps (forward, backward, fused optimizer; a ranking every hundred) take turns,
-and the ratio is the median over pairs of neighbouring blocks. The linear network is the worst case:
-it does the least arithmetic for each weight.
+One thread. Blocks of steps (forward, backward, fused optimizer; a ranking every hundred) take
+turns, and the ratio is the median over pairs of neighbouring blocks. The linear network is the
+worst case: it does the least arithmetic for each weight.
 """
 
 from __future__ import annotations

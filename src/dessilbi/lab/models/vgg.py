@@ -45,7 +45,8 @@ def vgg_16(*, num_classes: int, in_channels: int, input_size: int) -> nn.Module:
 def vgg_4(*, num_classes: int, in_channels: int, input_size: int) -> nn.Module:
     """Four 3x3 convolutions with BatchNorm (16, 32, 64, 64 filters) and a linear classifier.
 
-    Minutes on a CPU where VGG-16 takes hours; poolings after the first, second and fourth.
+    Minutes on a CPU where VGG-16 takes hours; poolings after the first, second and fourth, and what
+    they leave is averaged.
 
     Args:
         num_classes: Number of outputs.
@@ -54,7 +55,7 @@ def vgg_4(*, num_classes: int, in_channels: int, input_size: int) -> nn.Module:
     """
     require_side("vgg-4", input_size, 8)
     features = OrderedDict[str, nn.Module]()
-    channels, side = in_channels, input_size
+    channels = in_channels
     for index, width in enumerate((16, 32, 64, 64), start=1):
         features[f"conv{index}"] = nn.Conv2d(channels, width, 3, padding=1, bias=False)
         features[f"bn{index}"] = nn.BatchNorm2d(width)
@@ -62,11 +63,11 @@ def vgg_4(*, num_classes: int, in_channels: int, input_size: int) -> nn.Module:
         channels = width
         if index != 3:
             features[f"pool{index}"] = nn.MaxPool2d(2)
-            side //= 2
     return nn.Sequential(
         OrderedDict[str, nn.Module](
             features=nn.Sequential(features),
+            average=nn.AdaptiveAvgPool2d(1),
             flatten=nn.Flatten(),
-            classifier=nn.Linear(channels * side**2, num_classes),
+            classifier=nn.Linear(channels, num_classes),
         )
     )
