@@ -40,7 +40,7 @@ from dessilbi.lab.train import Place, train
 SGD = COMPETITORS["sgd-mom-wd"]
 TWIN = OptimizerConfig(momentum=0.9, weight_decay=1e-4, nu=100.0, lambd=0.03)
 WEIGHTS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2)
-FILTERS = (0.05, 0.1, 0.25, 0.5)
+FILTERS = (0.125, 0.25, 0.5)
 
 FASHION = Config(
     data=DataConfig(name="fashion-mnist", validation=10_000, normalize=True),
@@ -60,11 +60,12 @@ MNIST = replace(
 )
 CIFAR = replace(
     FASHION,
-    data=DataConfig(name="cifar10", validation=5_000, images=10_000),
+    data=DataConfig(name="cifar10", validation=5_000, images=10_000, augment=False),
     model=ModelConfig(name="vgg-4"),
-    optimizer=replace(TWIN, exclude=("classifier",)),
+    optimizer=replace(TWIN, lambd=1.0, init_scaled=1.0, exclude=("classifier",)),
     schedule=ScheduleConfig(kind="cosine"),
-    nested=NestedConfig(on=True, lowest=0.04),
+    nested=NestedConfig(on=True, lowest=0.1, full=0.25),
+    epochs=8,
 )
 TASKS: dict[str, tuple[Config, tuple[float, ...]]] = {
     "fashion": (FASHION, WEIGHTS),
