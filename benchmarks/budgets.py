@@ -2,6 +2,7 @@
 
     python benchmarks/budgets.py TASK [--data-dir DIR] [--seeds 3] [--first-seed 0] [--runs DIR]
                                  [--methods nested,gradual,half,sgd] [--judge-on validation]
+                                 [--picture FILE]
 
 TASK is one of the keys of TASKS. All methods share data, network, initialisation, schedule, epochs
 and batch size:
@@ -9,7 +10,11 @@ and batch size:
 - nested: DessiLBI with --nested, ONE run for the whole curve;
 - gradual: SGD with gradual magnitude pruning (cubic, epochs 1 to 8 of 12), a run for every point;
 - half: SGD, pruned by magnitude at half time and fine-tuned, a run for every point;
-- sgd: SGD, the dense network, for the point at 100 %.
+- sgd: SGD, the dense network, for the point at 100 %;
+- plain, freeze, dense-classifier, own-classifier, init-scaled: ways to a sparser twin without
+  nested training (task fashion): DessiLBI with nu 10, lambd 0.3; its support frozen after a third
+  of the epochs; the classifier without a twin; the classifier at a tenth of the threshold;
+  thresholds 5 x the initial size of a layer's weights.
 
 Every finished run is kept in a run directory and found again, so the script can be stopped and
 started, and several of them can work on different methods or seeds at the same time.
@@ -26,6 +31,7 @@ import torch
 from dessilbi.lab.config import (
     Config,
     DataConfig,
+    FreezeConfig,
     ModelConfig,
     NestedConfig,
     OptimizerConfig,
@@ -75,20 +81,37 @@ TASKS: dict[str, tuple[Config, tuple[float, ...]]] = {
 }
 
 
+PLAIN = OptimizerConfig(momentum=0.9, weight_decay=1e-4, nu=10.0, lambd=0.3)
+
+
+def one_run(method: str, base: Config) -> Config:
+    """A method whose single run gives the whole curve."""
+    if method == "nested":
+        return base
+    base = replace(base, nested=NestedConfig(), optimizer=PLAIN)
+    if method == "freeze":
+        return replace(base, freeze=FreezeConfig(epoch=base.epochs // 3))
+    changed = {
+        "plain": PLAIN,
+        "dense-classifier": replace(PLAIN, exclude=("fc3",)),
+        "own-classifier": replace(PLAIN, classifier_lambd=0.03),
+        "init-scaled": replace(PLAIN, lambd=1.0, init_scaled=5.0),
+        "sgd": SGD,
+    }
+    return replace(base, optimizer=changed[method])
+
+
 def configs(task: str, method: str, seed: int) -> list[Config]:
     """The runs of a method, its curve."""
     base, densities = TASKS[task]
-    base = replace(base, name=f"{task}-{method}", seed=seed)
-    if method == "nested":
-        return [base]
-    base = replace(base, optimizer=SGD, nested=NestedConfig())
-    if method == "sgd":
-        return [base]
-    twin = TASKS[task][0].optimizer
-    units = PruneConfig(penalty=twin.penalty, exclude=twin.exclude)
+    named = replace(base, name=f"{task}-{method}", seed=seed)
+    if method not in ("gradual", "half"):
+        return [one_run(method, named)]
+    prune = PruneConfig(penalty=base.optimizer.penalty, exclude=base.optimizer.exclude)
     if method == "half":
-        units = replace(units, begin=0.5, end=0.5)
-    return [replace(base, prune=replace(units, density=density)) for density in densities]
+        prune = replace(prune, begin=0.5, end=0.5)
+    sgd = replace(named, optimizer=SGD, nested=NestedConfig())
+    return [replace(sgd, prune=replace(prune, density=density)) for density in densities]
 
 
 def main() -> None:

@@ -114,7 +114,7 @@ def test_steps_are_those_of_the_masked_network(how: dict[str, bool]) -> None:
 
 def test_what_is_outside_feels_the_coupling_and_has_no_gradient() -> None:
     net, opt = make()
-    nested = NestedTraining(net, opt, 100, lowest=0.02, **EARLY | {"full": 0.0})
+    nested = NestedTraining(net, opt, 100, lowest=0.02, highest=0.5, **EARLY | {"full": 0.0})
     before = weights(net)
     x, y = batch(0)
     with nested:
@@ -136,7 +136,7 @@ def test_what_is_outside_feels_the_coupling_and_has_no_gradient() -> None:
 
 def test_the_forward_pass_sees_zeros_outside() -> None:
     net, opt = make()
-    nested = NestedTraining(net, opt, 100, lowest=0.02, **EARLY | {"full": 0.0})
+    nested = NestedTraining(net, opt, 100, lowest=0.02, highest=0.5, **EARLY | {"full": 0.0})
     with nested:
         mask = nested.mask(nested.budget)
         for name in mask.names:
@@ -147,7 +147,7 @@ def test_the_forward_pass_sees_zeros_outside() -> None:
 
 def test_weights_come_back_when_the_body_raises() -> None:
     net, opt = make()
-    nested = NestedTraining(net, opt, 100, lowest=0.02, **EARLY | {"full": 0.0})
+    nested = NestedTraining(net, opt, 100, lowest=0.02, highest=0.5, **EARLY | {"full": 0.0})
     before = weights(net)
     with pytest.raises(ZeroDivisionError), nested:
         1 / 0  # noqa: B018
@@ -163,7 +163,7 @@ def test_weights_come_back_when_the_body_raises() -> None:
 def test_contexts_do_not_nest_and_may_follow_each_other() -> None:
     """Several passes before a step accumulate gradients of one subnetwork."""
     net, opt = make()
-    nested = NestedTraining(net, opt, 100, lowest=0.02, **EARLY | {"full": 0.0})
+    nested = NestedTraining(net, opt, 100, lowest=0.02, highest=0.5, **EARLY | {"full": 0.0})
     with nested, pytest.raises(RuntimeError, match="do not nest"):
         nested.__enter__()
     budgets = []

@@ -151,7 +151,7 @@ class NestedConfig:
     """The largest that is drawn beside the whole network."""
     begin: float = 1 / 12
     """When budgets begin to fall, as a fraction of the training."""
-    descended: float = 1 / 3
+    descended: float = 0.25
     """When the smallest is reached."""
     settled: float = 0.6
     """When the ranking of the weights is fixed."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,6 +25,11 @@ if TYPE_CHECKING:
     from dessilbi.path import Layer
 
 
+# Multiples of the golden ratio, modulo 1, fall evenly: any ten steps in a row, which is as far as
+# momentum remembers, see budgets of all sizes. Another irrational number moves the start by seed.
+_GOLDEN, _PLASTIC = 0.6180339887498949, 0.7548776662466927
+
+
 class NestedTraining:
     """Trains a network whose subnetworks, one for every budget, are good without retraining.
 
@@ -35,9 +39,9 @@ class NestedTraining:
     of larger ones, and ``path.mask(density=...)`` reads off any of them.
 
     The whole network is trained first; then the smallest budget to be drawn falls, as in gradual
-    pruning, and stays at ``lowest``. Between it and ``highest`` budgets are drawn uniformly in
-    their logarithm. Groups are ranked by the size of their weights, anew every so often until the
-    ranking settles.
+    pruning, and stays at ``lowest``. Between it and ``highest`` budgets are spread evenly in their
+    logarithm, large and small ones in turn. Groups are ranked by the size of their weights, anew
+    every so often until the ranking settles.
 
     Budgets count weights with a twin; what has none (by default biases and BatchNorm; a classifier
     that :func:`split_parameters` excludes) belongs to every subnetwork. A layer is ranked by
@@ -49,7 +53,7 @@ class NestedTraining:
         opt: its optimizer.
         steps: optimizer steps of the whole training.
         lowest: the smallest budget, as a fraction of the weights.
-        highest: the largest budget that is drawn beside the whole network, once ``lowest`` is
+        highest: the largest budget beside the whole network, once ``lowest`` is
             reached. Single weights beyond 0.3 add little and need no steps of their own; filters
             do.
         begin: when budgets begin to fall, as a fraction of the training.
@@ -61,8 +65,9 @@ class NestedTraining:
         uniform: whether every layer keeps the same fraction of its groups; by default if there are
             filters. Otherwise groups of all layers are compared by the root mean square of their
             weights.
-        seed: of the draws; they depend on it and the number of the step only, so that processes of
-            a distributed run draw alike and a resumed run goes on as if it had not stopped.
+        seed: where the sequence of budgets begins. A budget depends on it and the number of the
+            step only: processes of a distributed run agree, and a resumed run goes on as if it had
+            not stopped.
 
     Example:
         >>> nested = NestedTraining(model, opt, steps=epochs * len(loader))
@@ -82,7 +87,7 @@ class NestedTraining:
         lowest: float = 0.004,
         highest: float = 1.0,
         begin: float = 1 / 12,
-        descended: float = 1 / 3,
+        descended: float = 0.25,
         settled: float = 0.6,
         full: float = 0.05,
         refresh: int = 100,
@@ -111,17 +116,17 @@ class NestedTraining:
         self._level = FULL
         self._dense: list[tuple[Tensor, Tensor]] = []
         self._momenta: list[float | None] = []
-        self._used = False
+        self._open = self._used = False
         self._handle = opt.register_step_post_hook(lambda *_: self._after_step())
 
     # ------------------------------------------------------------------ a step
 
     def __enter__(self) -> NestedTraining:
-        if self._dense:
+        if self._open:
             raise RuntimeError(
                 "the subnetwork of this step is in place already; do not nest `with`"
             )
-        self._used = True
+        self._open = self._used = True
         progress = self._step / self.steps
         if progress >= self.begin and (
             self._levels is None or (self._step % self.refresh == 0 and progress < self.settled)
@@ -134,7 +139,7 @@ class NestedTraining:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        masked = bool(self._dense)
+        self._open, masked = False, bool(self._dense)
         for p, dense in self._dense:
             p.data = dense
         for norm, momentum in zip(self._norms, self._momenta, strict=False):
@@ -164,15 +169,15 @@ class NestedTraining:
         """The level of this step, a function of seed and step alone."""
         if progress < self.begin:
             return FULL
-        chance = random.Random(f"{self.seed}/{self._step}")
-        if chance.random() < self.full:
+        place = (self.seed * _PLASTIC + self._step * _GOLDEN) % 1
+        if place < self.full:
             return FULL
+        place = (place - self.full) / (1 - self.full)
         smallest, largest = self.lowest, self.highest
         if progress < self.descended:
             left = 1 - (progress - self.begin) / (self.descended - self.begin)
             smallest, largest = self.lowest + (1 - self.lowest) * left**3, 1.0
-        drawn = largest * (smallest / largest) ** chance.random()
-        return level_of(drawn, self.lowest)
+        return level_of(largest * (smallest / largest) ** place, self.lowest)
 
     @torch.no_grad()
     def _put_in_place(self) -> None:
