@@ -30,9 +30,7 @@ import torch
 
 from dessilbi.lab.config import (
     Config,
-    DataConfig,
     FreezeConfig,
-    ModelConfig,
     NestedConfig,
     OptimizerConfig,
     PruneConfig,
@@ -41,46 +39,33 @@ from dessilbi.lab.config import (
 from dessilbi.lab.frontier import curves, frontier
 from dessilbi.lab.frontier_picture import draw
 from dessilbi.lab.optimizers import COMPETITORS
+from dessilbi.lab.recipes import (
+    lenet_5_mnist_nested,
+    lenet_300_100_fashion_nested,
+    vgg_4_cifar10_nested,
+)
 from dessilbi.lab.train import Place, train
 
 SGD = COMPETITORS["sgd-mom-wd"]
-TWIN = OptimizerConfig(momentum=0.9, weight_decay=1e-4, nu=100.0, lambd=0.03)
 WEIGHTS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2)
 FILTERS = (0.125, 0.25, 0.5)
 
-FASHION = Config(
-    data=DataConfig(name="fashion-mnist", validation=10_000, normalize=True),
-    model=ModelConfig(name="lenet-300-100"),
-    optimizer=TWIN,
-    schedule=ScheduleConfig(kind="multistep", milestones=(4, 8)),
-    nested=NestedConfig(on=True, highest=0.3),
-    epochs=12,
-)
-MNIST = replace(
-    FASHION,
-    data=DataConfig(name="mnist", validation=10_000),
-    model=ModelConfig(name="lenet-5", init="default"),
-    optimizer=replace(TWIN, penalty="lasso"),
-    schedule=ScheduleConfig(kind="cosine", warmup=0.5),
-    epochs=6,
-)
-CIFAR = replace(
-    FASHION,
-    data=DataConfig(name="cifar10", validation=5_000, images=10_000, augment=False),
-    model=ModelConfig(name="vgg-4"),
-    optimizer=replace(TWIN, lambd=1.0, init_scaled=1.0, exclude=("classifier",)),
-    schedule=ScheduleConfig(kind="cosine"),
-    nested=NestedConfig(on=True, lowest=0.1, full=0.25),
-    epochs=8,
-)
+
+def with_held_out(recipe: Config, validation: int, images: int | None = None) -> Config:
+    """A recipe that leaves some training images to choose settings by."""
+    return replace(recipe, data=replace(recipe.data, validation=validation, images=images))
+
+
+FASHION = with_held_out(lenet_300_100_fashion_nested(), validation=10_000)
+DROPS = ScheduleConfig(kind="multistep", milestones=(4, 8))
+MNIST = with_held_out(lenet_5_mnist_nested(), validation=10_000)
+CIFAR = with_held_out(vgg_4_cifar10_nested(), validation=5_000, images=10_000)
 TASKS: dict[str, tuple[Config, tuple[float, ...]]] = {
-    "fashion": (FASHION, WEIGHTS),
-    "fashion-cosine": (replace(FASHION, schedule=ScheduleConfig(kind="cosine")), WEIGHTS),
-    "mnist": (MNIST, WEIGHTS),
+    "fashion": (replace(FASHION, schedule=DROPS), WEIGHTS),
+    "fashion-cosine": (FASHION, WEIGHTS),
+    "mnist": (MNIST, (0.005, 0.02, 0.1)),
     "cifar": (CIFAR, FILTERS),
 }
-
-
 PLAIN = OptimizerConfig(momentum=0.9, weight_decay=1e-4, nu=10.0, lambd=0.3)
 
 

@@ -14,9 +14,13 @@ from dessilbi.lab.config import (
     Config,
     ConfigError,
     DataConfig,
+    FreezeConfig,
     ModelConfig,
+    NestedConfig,
     OptimizerConfig,
+    PruneConfig,
     ScheduleConfig,
+    StopConfig,
     from_json,
     to_json,
 )
@@ -131,3 +135,23 @@ def test_the_hash_changes_with_every_number() -> None:
     ]
     assert len({c.hash for c in [config, *others]}) == 1 + len(others)
     assert config.run_name == f"run-{config.hash}"
+
+
+def test_options_of_what_is_off_do_not_name_the_run() -> None:
+    base = Config()
+    for off in (
+        replace(base, nested=NestedConfig(lowest=0.1)),
+        replace(base, prune=PruneConfig(begin=0.3)),
+        replace(base, freeze=FreezeConfig(nu=3.0)),
+        replace(base, stop=StopConfig(window=9)),
+    ):
+        assert off.hash == base.hash
+    for on in (
+        replace(base, nested=NestedConfig(on=True)),
+        replace(base, nested=NestedConfig(on=True, lowest=0.1)),
+        replace(base, prune=PruneConfig(density=0.3)),
+        replace(base, freeze=FreezeConfig(epoch=3)),
+        replace(base, stop=StopConfig(when_stable=True)),
+    ):
+        assert on.hash != base.hash
+    assert len({replace(base, prune=PruneConfig(density=d)).hash for d in (0.1, 0.2)}) == 2

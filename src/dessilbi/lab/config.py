@@ -240,9 +240,26 @@ class Config:
                 raise ConfigError(rule)
 
     @property
+    def decisive(self) -> dict[str, Any]:
+        """All that can change the run.
+
+        Options of what is switched off cannot: a run is found again when their defaults change.
+        """
+        values: dict[str, Any] = dataclasses.asdict(self)
+        for name, used in {
+            "nested": self.nested.on,
+            "prune": self.prune.density is not None,
+            "freeze": self.freeze.epoch is not None,
+            "stop": self.stop.when_stable,
+        }.items():
+            if not used:
+                del values[name]
+        return {name: _alike(value) for name, value in values.items()}
+
+    @property
     def hash(self) -> str:
         """Eight hexadecimal digits that change with any number of the configuration."""
-        canonical = json.dumps(_alike(dataclasses.asdict(self)), sort_keys=True)
+        canonical = json.dumps(self.decisive, sort_keys=True)
         return hashlib.sha256(canonical.encode()).hexdigest()[:8]
 
     @property

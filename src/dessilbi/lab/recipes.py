@@ -12,6 +12,7 @@ from dessilbi.lab.config import (
     ConfigError,
     DataConfig,
     ModelConfig,
+    NestedConfig,
     OptimizerConfig,
     ScheduleConfig,
     from_json,
@@ -70,6 +71,46 @@ def lenet_5_mnist() -> Config:
     )
 
 
+def lenet_300_100_fashion_nested() -> Config:
+    """LeNet-300-100 on Fashion-MNIST: one run, a network for every budget from 0.5 % on."""
+    return Config(
+        name="lenet-300-100-fashion-nested",
+        data=DataConfig(name="fashion-mnist", normalize=True),
+        model=ModelConfig(name="lenet-300-100"),
+        optimizer=replace(_MOM_WD, nu=100.0, lambd=0.03),
+        schedule=ScheduleConfig(kind="cosine"),
+        nested=NestedConfig(on=True, highest=0.3),
+        epochs=12,
+    )
+
+
+def lenet_5_mnist_nested() -> Config:
+    """LeNet-5 on MNIST, weight by weight: one run, a network for every budget."""
+    fashion = lenet_300_100_fashion_nested()
+    return replace(
+        fashion,
+        name="lenet-5-mnist-nested",
+        data=DataConfig(name="mnist"),
+        model=ModelConfig(name="lenet-5", init="default"),
+        optimizer=replace(fashion.optimizer, penalty="lasso"),
+        schedule=ScheduleConfig(kind="cosine", warmup=0.5),
+        epochs=6,
+    )
+
+
+def vgg_4_cifar10_nested() -> Config:
+    """A small VGG on CIFAR-10, filter by filter: one run, a network for every width."""
+    return Config(
+        name="vgg-4-cifar10-nested",
+        data=DataConfig(name="cifar10", augment=False),
+        model=ModelConfig(name="vgg-4"),
+        optimizer=replace(_MOM_WD, nu=100.0, init_scaled=1.0, exclude=("classifier",)),
+        schedule=ScheduleConfig(kind="cosine"),
+        nested=NestedConfig(on=True, lowest=0.1, full=0.5),
+        epochs=8,
+    )
+
+
 def vgg_16_cifar10() -> Config:
     """VGG-16 on CIFAR-10 as in the paper's lottery figure: group Lasso, Nesterov, 160 epochs."""
     return Config(
@@ -100,6 +141,9 @@ RECIPES: dict[str, Callable[[], Config]] = {
     "lenet-300-100-mnist": lenet_300_100_mnist,
     "lenet-300-100-mnist-short": lenet_300_100_mnist_short,
     "lenet-5-mnist": lenet_5_mnist,
+    "lenet-300-100-fashion-nested": lenet_300_100_fashion_nested,
+    "lenet-5-mnist-nested": lenet_5_mnist_nested,
+    "vgg-4-cifar10-nested": vgg_4_cifar10_nested,
     "vgg-16-cifar10": vgg_16_cifar10,
     "resnet-56-cifar10": resnet_56_cifar10,
 }

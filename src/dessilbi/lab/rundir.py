@@ -69,7 +69,7 @@ class RunDir:
             run.path.mkdir(parents=True, exist_ok=True)
         if not (run.path / "config.json").exists():
             run.write("config.json", to_json(config).encode())
-        elif run.config() != config:
+        elif run.config().decisive != config.decisive:
             raise RunError(
                 f"{run.path} holds another configuration under the same name; "
                 "move it away or choose another --runs folder"
