@@ -4,7 +4,7 @@ VENV   ?= .venv
 # The version named here has a small CPU build on machines that offer one;
 # elsewhere the normal build comes. `make demo TORCH=torch` takes the newest.
 TORCH  ?= torch==2.13.0
-EXTRAS ?= lab,report,dev
+EXTRAS ?= lab,compact,report,dev
 
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.installed-$(TORCH)

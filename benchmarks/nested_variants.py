@@ -50,6 +50,7 @@ def options() -> argparse.ArgumentParser:
     add("--start", type=float, default=1 / 12)
     add("--draw", choices=("log", "prog", "lin"), default="log")
     add("--ramp", type=float, default=0.5, help="prog, lin: end of the descent to --low")
+    add("--golden", type=int, default=0, help="1: budgets spread evenly, not at random")
     add("--power", type=float, default=1.0, help="above 1: smaller budgets more often")
     add("--fix", type=float, default=0.75, help="when the ranking is fixed")
     add("--refresh", type=int, default=50)
@@ -106,20 +107,25 @@ class Variant:
         k = max(1, round(density * len(self.W)))
         return self.score >= self.sorted[k - 1] if k < len(self.W) else None
 
-    def draw(self, progress: float) -> float:
+    def draw(self, progress: float, step: int) -> float:
         """The budget of a step."""
         o = self.o
+        chance = self.random.random
+        if o.golden:
+            place = (0.3719 * o.seed + 0.6180339887498949 * step) % 1
+            rest = (place - o.full) / (1 - o.full)
+            chance = iter((0.0 if place < o.full else 1.0, rest)).__next__
         if o.draw == "log":
-            if self.random.random() < o.full:
+            if chance() < o.full:
                 return 1.0
-            return math.exp(math.log(o.low) * self.random.random() ** (1 / o.power))
+            return math.exp(math.log(o.low) * chance() ** (1 / o.power))
         done = min(1.0, max(0.0, (progress - o.start) / (o.ramp - o.start)))
         lowest = o.low + (1 - o.low) * (1 - done) ** 3
         if o.draw == "lin":
             lowest = math.exp(math.log(o.low) * done)
-        if self.random.random() < o.full:
+        if chance() < o.full:
             return 1.0
-        u = self.random.random() ** (1 / o.power)
+        u = chance() ** (1 / o.power)
         highest = max(lowest, min(1.0, o.high)) if done >= 1 else 1.0
         return math.exp(math.log(lowest) * u + math.log(highest) * (1 - u))
 
@@ -190,7 +196,7 @@ def run(o: argparse.Namespace) -> list[float]:
         grad, moves = torch.zeros_like(net.W), torch.zeros(len(net.W), dtype=torch.bool)
         density = 1.0
         for part in index.tensor_split(o.split if nested else 1):
-            density = net.draw(progress) if nested else 1.0
+            density = net.draw(progress, step) if nested else 1.0
             mask = net.mask(density) if nested else None
             W = (net.W.clone() if mask is None else net.W * mask).requires_grad_()
             (loss(W, part, density) * (len(part) / len(index))).backward()  # type: ignore[no-untyped-call]

@@ -9,17 +9,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from dessilbi.compaction import compact
     from dessilbi.optim import DessiLBI, split_parameters
     from dessilbi.path import Mask, PathRecorder, SolutionPath
-    from dessilbi.subnet import project, recalibrate_batchnorm
+    from dessilbi.subnet import NestedTraining, project, recalibrate_batchnorm
 
     __version__: str
 
 _HOME = {
     "DessiLBI": "dessilbi.optim",
     "Mask": "dessilbi.path",
+    "NestedTraining": "dessilbi.subnet",
     "PathRecorder": "dessilbi.path",
     "SolutionPath": "dessilbi.path",
+    "compact": "dessilbi.compaction",
     "project": "dessilbi.subnet",
     "recalibrate_batchnorm": "dessilbi.subnet",
     "split_parameters": "dessilbi.optim",
@@ -28,9 +31,11 @@ _HOME = {
 __all__ = [
     "DessiLBI",
     "Mask",
+    "NestedTraining",
     "PathRecorder",
     "SolutionPath",
     "__version__",
+    "compact",
     "project",
     "recalibrate_batchnorm",
     "split_parameters",

@@ -19,6 +19,8 @@ commands:
   path RUN        what entered Gamma, epoch by epoch
   subnet RUN      a subnetwork of a run, for any budget: evaluate it, retrain it, rewind it
   frontier RUN    accuracy against size for every budget of a run, next to other runs
+  compact RUN     a point of a run as a smaller network, the same function, checked
+  export RUN      the same as one ONNX file
   theory WHAT     curvature of a run or recipe, the safe learning rate, and a verdict
 
   dessilbi COMMAND --help     the options of a command
@@ -49,7 +51,8 @@ def main(argv: list[str] | None = None) -> None:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("dessilbi"):
             raise
-        _fail(f"this command needs the package {error.name!r}: pip install 'dessilbi[lab]'")
+        extra = "compact" if (error.name or "").startswith(("onnx", "scipy")) else "lab"
+        _fail(f"this command needs the package {error.name!r}: pip install 'dessilbi[{extra}]'")
     except BrokenPipeError:
         raise SystemExit(1) from None
     except KeyboardInterrupt:
@@ -92,11 +95,25 @@ def _frontier(arguments: list[str]) -> None:
     _guarded(frontier_command, arguments)
 
 
+def _compact(arguments: list[str]) -> None:
+    from dessilbi.lab.compact_commands import compact_command
+
+    _guarded(compact_command, arguments)
+
+
+def _export(arguments: list[str]) -> None:
+    from dessilbi.lab.compact_commands import export_command
+
+    _guarded(export_command, arguments)
+
+
 _COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "demo": _demo,
     "train": _train,
     "path": _path,
     "subnet": _subnet,
+    "compact": _compact,
+    "export": _export,
     "frontier": _frontier,
     "theory": _theory,
 }

@@ -1,0 +1,80 @@
+"""Layers that write to their input: whether that is seen elsewhere, and how to do without."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - its usual name
+
+from .operations import BINARY, DROPOUTS, POINTWISE, operation
+
+if TYPE_CHECKING:
+    from torch import fx, nn
+
+    from .tracing import Traced
+
+
+def works_in_place(node: fx.Node, module: nn.Module | None) -> bool:
+    """Whether a node writes to its first input."""
+    if getattr(module, "inplace", False) or node.kwargs.get("inplace"):
+        return True
+    if node.op == "call_method":
+        name = str(node.target)
+    elif node.op == "call_function":
+        if _flag(node) is not None:
+            return True
+        name = getattr(node.target, "__name__", "")
+        if getattr(node.target, "__module__", "") in ("_operator", "operator"):
+            return name in ("iadd", "isub", "imul", "itruediv", "setitem")
+    else:
+        return False
+    return name.endswith("_") and not name.endswith("__")
+
+
+def _flag(node: fx.Node) -> int | None:
+    """Where a function is told by position to work in place, as ``F.relu(x, True)`` is."""
+    if operation(node) not in POINTWISE:
+        return None
+    start = 3 if operation(node) in DROPOUTS else 1  # the third argument of dropout is ``training``
+    return next((at for at in range(start, len(node.args)) if node.args[at] is True), None)
+
+
+def work_out_of_place(module: fx.GraphModule) -> None:
+    """Let no node write to its input; :func:`overwritten` has made sure that none relies on it."""
+    for node in module.graph.nodes:
+        called = module.get_submodule(node.target) if node.op == "call_module" else None
+        if not works_in_place(node, called):
+            continue
+        if called is not None:
+            called.inplace = False  # type: ignore[assignment]
+        elif operation(node) in BINARY:
+            what = BINARY[operation(node)]
+            node.op, node.target = "call_function", what
+        elif node.op == "call_method":
+            node.target = node.target.removesuffix("_")
+        elif node.kwargs.get("inplace"):
+            node.kwargs = {**node.kwargs, "inplace": False}
+        elif (at := _flag(node)) is not None:
+            node.args = (*node.args[:at], False, *node.args[at + 1 :])
+        else:
+            name = node.target.__name__.removesuffix("_")
+            node.target = getattr(F, name, None) or getattr(torch, name)
+
+
+def overwritten(traced: Traced) -> fx.Node | None:
+    """A node that writes to memory which is read under another name afterwards."""
+    order = {node: place for place, node in enumerate(traced.nodes)}
+    for node in traced.nodes:
+        if not works_in_place(node, traced.called(node)) or not node.all_input_nodes:
+            continue
+        target = node.all_input_nodes[0]
+        if target not in traced.seen:
+            continue
+        shared = traced.seen[target].storage
+        for other, seen in traced.seen.items():
+            if seen.storage != shared or order[other] >= order[node]:
+                continue
+            if any(order[user] > order[node] for user in other.users):
+                return node
+    return None

@@ -1,0 +1,154 @@
+"""What compaction gained, and how exactly: one table."""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from copy import deepcopy
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from dessilbi.path import count_macs_per_weight
+from dessilbi.path._names import named_weights
+
+from .latency import Timing, side_by_side
+
+if TYPE_CHECKING:
+    from .check import Difference
+
+
+@dataclass(frozen=True)
+class Size:
+    """What a network costs."""
+
+    parameters: int
+    macs: float
+    """Multiply-adds of convolutions and linear layers for one example."""
+    bytes: int
+    """Of parameters and buffers."""
+
+    @classmethod
+    def of(cls, model: nn.Module, arguments: tuple[Any, ...]) -> Size:
+        """Count."""
+        parameters = list(model.parameters())
+        each = count_macs_per_weight(model, arguments)
+        weights = named_weights(model)
+        return cls(
+            sum(p.numel() for p in parameters),
+            sum(weights[name].numel() * uses for name, uses in each.items()),
+            sum(t.numel() * t.element_size() for t in [*parameters, *model.buffers()]),
+        )
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Both networks on one batch size, timed in turn."""
+
+    batch: int
+    dense: Timing
+    """As the caller gave it."""
+    compact: Timing
+    dense_channels_last: Timing | None = None
+    """The dense model in the memory format of the compact one, if that is not its own."""
+
+    @property
+    def ratio(self) -> float:
+        """How many times faster the compact model is, by medians."""
+        return self.dense.median / self.compact.median
+
+    @property
+    def ratio_in_one_format(self) -> float:
+        """The same with both in the compact model's memory format."""
+        return (self.dense_channels_last or self.dense).median / self.compact.median
+
+
+@dataclass(frozen=True)
+class Report:
+    """Sizes, speed and equality of a compact model."""
+
+    dense: Size
+    compact: Size
+    latency: tuple[Latency, ...]
+    """Empty if it was not measured."""
+    threads: int
+    channels_last: bool
+    """Whether the compact model's feature maps have their channels last in memory."""
+    differences: tuple[Difference, ...]
+    """To the masked model."""
+    carriers: int
+    """Dead channels that stay to carry the constants of others."""
+    scattered: tuple[str, ...]
+    """Sums whose branch computes only the channels that vary."""
+    vanished: tuple[str, ...]
+    """Sums, products and concatenations that lost a side."""
+    kept_whole: tuple[str, ...]
+    """Operations that were not looked into and the reason: all channels they touch stay."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def largest_difference(self) -> float:
+        """Relative, over all inputs and precisions."""
+        return max(d.relative for d in self.differences)
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return asdict(self) | {"largest_difference": self.largest_difference}
+
+    def __str__(self) -> str:
+        rows = [("", "dense", "compact", "ratio")]
+        for name in ("parameters", "macs", "bytes"):
+            a, b = getattr(self.dense, name), getattr(self.compact, name)
+            rows.append((name, f"{a:,.0f}", f"{b:,.0f}", f"{_ratio(a, b):.2f}"))
+        rows += [
+            (f"batch {one.batch}", str(one.dense), str(one.compact), f"{one.ratio:.2f}")
+            for one in self.latency
+        ]
+        rows += [
+            (f"batch {one.batch}, channels last", str(one.dense_channels_last), "as above",
+             f"{one.ratio_in_one_format:.2f}")
+            for one in self.latency if one.dense_channels_last is not None
+        ]  # fmt: skip
+        widths = [max(len(row[i]) for row in rows) for i in range(4)]
+        lines = [
+            f"{row[0]:<{widths[0]}}" + "".join(f"  {row[i]:>{widths[i]}}" for i in (1, 2, 3))
+            for row in rows
+        ]
+        lines += [f"difference to the masked model: {found}" for found in self.differences]
+        if self.carriers:
+            lines.append(f"carrier channels: {self.carriers}")
+        for name, entries in (
+            ("scattered", self.scattered),
+            ("vanished", self.vanished),
+            ("kept whole", self.kept_whole),
+            ("note", self.notes),
+        ):
+            lines += [f"{name}: {entry}" for entry in entries]
+        return "\n".join(lines)
+
+
+def measure(
+    dense: nn.Module,
+    compact: nn.Module,
+    arguments_of: dict[int, tuple[Any, ...]],
+    channels_last: bool,
+) -> tuple[Latency, ...]:
+    """Time both networks for each batch size, on as many threads as torch has now."""
+    networks = [dense, compact]
+    if channels_last:
+        other = deepcopy(dense).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        with torch.inference_mode(), suppress(RuntimeError):  # a view that needs the other format
+            other(*next(iter(arguments_of.values())))
+            networks.append(other)
+    found = []
+    for batch, arguments in arguments_of.items():
+        calls = [partial(network, *arguments) for network in networks]
+        found.append(Latency(batch, *side_by_side(calls)))
+    return tuple(found)
+
+
+def _ratio(a: float, b: float) -> float:
+    return a / b if b else math.inf

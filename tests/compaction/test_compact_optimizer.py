@@ -1,0 +1,115 @@
+"""Optimizer state moves along: training the compact model is training the masked one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from compaction_nets import filter_mask, lab_net, randomize
+from torch import nn
+
+from dessilbi import DessiLBI, Mask, split_parameters
+from dessilbi.compaction import CompactError, compact
+from dessilbi.subnet import HeldMask
+
+
+def steps(model: nn.Module, optimizer: torch.optim.Optimizer, count: int = 3) -> None:
+    x = torch.randn(16, 1, 8, 8, generator=torch.Generator().manual_seed(5)).double()
+    y = torch.arange(16) % 10
+    for _ in range(count):
+        optimizer.zero_grad()
+        F.cross_entropy(model.eval()(x), y).backward()
+        optimizer.step()
+
+
+def no_constants(model: nn.Module) -> nn.Module:
+    """Filters that are off send nothing, so that the compact model has no carriers."""
+    with torch.no_grad():
+        for m in model.modules():
+            if isinstance(m, nn.BatchNorm2d):
+                m.bias.fill_(-0.01)
+                m.running_mean.zero_()  # type: ignore[union-attr]
+    return model
+
+
+def test_training_goes_on_as_the_masked_model_would() -> None:
+    model = no_constants(lab_net("digits-net", 8, 1)).double()
+    mask = filter_mask(model, 0.5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    held = HeldMask(model, mask, optimizer)
+    steps(model, optimizer)
+    small = compact(model, mask, torch.zeros(1, 1, 8, 8).double(), latency=False)
+    assert small.report.carriers == 0
+    with torch.no_grad():  # what was cut may not move on: the compact model does not have it
+        for name in ("bn1", "bn2"):
+            off = torch.ones(len(model.get_parameter(f"{name}.bias"))).bool()
+            off[list(small.plan.layers[name].rows)] = False
+            model.get_parameter(f"{name}.bias").register_hook(lambda g, off=off: g * ~off)
+            optimizer.state[model.get_parameter(f"{name}.bias")]["momentum_buffer"][off] = 0
+    moved = small.optimizer(model, optimizer)
+    steps(small.model, moved)
+    steps(model, optimizer)
+    held.release()
+    again = compact(model, mask, torch.zeros(1, 1, 8, 8).double(), latency=False).model
+    for name, p in small.model.named_parameters():
+        assert torch.allclose(p, again.get_parameter(name), atol=1e-12), name
+
+
+@pytest.mark.parametrize("kind", ["init", "size", None])
+def test_v_and_momentum_and_thresholds_are_cut(kind: str | None) -> None:
+    model = randomize(lab_net("digits-net", 8, 1)).double()
+    groups = split_parameters(
+        model,
+        exclude=["fc"],
+        init_scaled=1.0 if kind == "init" else None,
+        size_scaled=kind == "size",
+    )
+    optimizer = DessiLBI(groups, lr=0.1, momentum=0.9, nu=2.0, lambd=0.01)
+    steps(model, optimizer)
+    mask = filter_mask(model, 0.5)
+    small = compact(model, mask, torch.zeros(1, 1, 8, 8).double(), latency=False)
+    moved = small.optimizer(model, optimizer)
+    assert isinstance(moved, DessiLBI)
+    assert [name for name, _ in moved.twins()] == [name for name, _ in optimizer.twins()]
+    cut = small.plan.layers["conv2"]
+    old, new = model.get_parameter("conv2.weight"), small.model.get_parameter("conv2.weight")
+    for key in ("v", "momentum_buffer"):
+        wanted = optimizer.state[old][key][list(cut.rows)][:, list(cut.columns)]
+        assert torch.equal(moved.state[new][key], wanted)
+    if kind == "init":
+        wanted = optimizer.state[old]["lambd_scale"][list(cut.rows)]
+        assert torch.equal(moved.state[new]["lambd_scale"], wanted)
+    steps(small.model, moved)
+    assert moved.density() >= 0
+
+
+def test_adam_and_a_bias_that_holds_constants() -> None:
+    net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3, bias=False)).double()
+    nn.init.constant_(net[0].bias, 0.5)
+    optimizer = torch.optim.AdamW(net.named_parameters(), lr=1e-2)
+    net(torch.randn(8, 4).double()).sum().backward()
+    optimizer.step()
+    keep = torch.ones(6, 4).bool()
+    keep[[1, 2]] = False
+    small = compact(net, Mask({"0.weight": keep}), torch.zeros(2, 4).double(), latency=False)
+    assert "2.bias" in dict(small.model.named_parameters())
+    moved = small.optimizer(net, optimizer)
+    names = [name for group in moved.param_groups for name in group["param_names"]]
+    assert sorted(names) == sorted(dict(small.model.named_parameters()))
+    weight = small.model.get_parameter("0.weight")
+    assert moved.state[weight]["exp_avg"].shape == weight.shape
+    assert moved.state[weight]["step"] == 1
+    assert small.model.get_parameter("2.bias") not in moved.state
+    small.model(torch.randn(8, 4).double()).sum().backward()
+    moved.step()
+
+
+def test_a_foreign_optimizer_and_odd_state_are_refused() -> None:
+    model, other = lab_net("digits-net", 8, 1), nn.Linear(2, 2)
+    small = compact(model, filter_mask(model, 0.5), torch.zeros(1, 1, 8, 8), latency=False)
+    with pytest.raises(CompactError, match="no parameter of the model"):
+        small.optimizer(model, torch.optim.SGD(other.parameters()))
+    optimizer = torch.optim.SGD(model.parameters())
+    optimizer.state[model.get_parameter("conv1.weight")]["odd"] = torch.zeros(7)
+    with pytest.raises(CompactError, match=r"'odd' of 'conv1\.weight' has shape"):
+        small.optimizer(model, optimizer)
