@@ -17,7 +17,7 @@ import torch.multiprocessing as mp
 from lab_runs import PATIENCE, SMALL, STEPS, assert_same_run, command, uninterrupted, wait_for
 from torch import Tensor, nn
 
-from dessilbi.lab.config import ModelConfig, to_json
+from dessilbi.lab.config import ModelConfig, NestedConfig, to_json
 from dessilbi.lab.distributed import Team
 from dessilbi.lab.recipes import digits
 from dessilbi.lab.rundir import LAST, RunDir
@@ -125,6 +125,21 @@ def test_two_processes_walk_the_path_of_one(tmp_path: Path) -> None:
     assert sorted(p.name for p in pair.path.iterdir()) == sorted(
         p.name for p in alone.path.iterdir()
     )
+
+
+@pytest.mark.slow
+def test_nested_training_in_two_processes_is_that_of_one(tmp_path: Path) -> None:
+    nested = NestedConfig(on=True, lowest=0.05, begin=0.1, descended=0.3, full=0.2, refresh=5)
+    config = replace(DIGITS, nested=nested)
+    pair = torchrun(config, tmp_path)
+    alone = uninterrupted(config, tmp_path / "alone")
+    left, right = pair.load(LAST), alone.load(LAST)
+    assert left is not None
+    assert right is not None
+    assert any(name.startswith("nested/levels.") for name in right.tensors)
+    for name, tensor in right.tensors.items():
+        if name != "random/cpu":
+            torch.testing.assert_close(left.tensors[name], tensor, rtol=0, atol=1e-9)
 
 
 @pytest.mark.slow
