@@ -22,6 +22,7 @@ commands:
   compact RUN     a point of a run as a smaller network, the same function, checked
   export RUN      the same as one ONNX file
   theory WHAT     curvature of a run or recipe, the safe learning rate, and a verdict
+  reproduce NAME  a table or figure of the paper: runs, tables and figures; --list shows all
 
   dessilbi COMMAND --help     the options of a command
   dessilbi --version
@@ -52,6 +53,7 @@ def main(argv: list[str] | None = None) -> None:
         if (error.name or "").startswith("dessilbi"):
             raise
         extra = "compact" if (error.name or "").startswith(("onnx", "scipy")) else "lab"
+        extra = "report" if (error.name or "").startswith("matplotlib") else extra
         _fail(f"this command needs the package {error.name!r}: pip install 'dessilbi[{extra}]'")
     except BrokenPipeError:
         raise SystemExit(1) from None
@@ -107,6 +109,12 @@ def _export(arguments: list[str]) -> None:
     _guarded(export_command, arguments)
 
 
+def _reproduce(arguments: list[str]) -> None:
+    from dessilbi.paper.commands import reproduce_command
+
+    _guarded(reproduce_command, arguments)
+
+
 _COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "demo": _demo,
     "train": _train,
@@ -116,6 +124,7 @@ _COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "export": _export,
     "frontier": _frontier,
     "theory": _theory,
+    "reproduce": _reproduce,
 }
 
 

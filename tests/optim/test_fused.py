@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from compilers import needs_compiler
 from torch import Tensor, nn
 
+from compilers import needs_compiler
 from dessilbi import DessiLBI
 from dessilbi.optim import _fused, _native
 

@@ -38,6 +38,8 @@ from dessilbi.path import Mask, PathRecorder, SolutionPath, StabilityRule
 from dessilbi.subnet import HeldMask
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dessilbi.lab.config import Config
 
 
@@ -65,11 +67,24 @@ class Place:
     """Before each epoch estimate the curvature on a batch; warn if lr is above the safe step."""
 
 
-def train(config: Config, place: Place | None = None, display: Display | None = None) -> RunDir:
+def train(
+    config: Config,
+    place: Place | None = None,
+    display: Display | None = None,
+    *,
+    trainer: Callable[..., Trainer] | None = None,
+) -> RunDir:
     """Train to the last epoch of ``config`` and return the run directory.
 
     A run that was interrupted anywhere continues from its last checkpoint and ends as if it had
     not been, bit for bit; a finished one returns at once.
+
+    Args:
+        config: what to train.
+        place: where.
+        display: who is told.
+        trainer: makes the trainer, :class:`Trainer` by default; a method that changes how a network
+            is trained makes one of its own.
 
     Raises:
         Interrupted: stopped by Ctrl-C or SIGTERM, saved.
@@ -87,8 +102,8 @@ def train(config: Config, place: Place | None = None, display: Display | None = 
             stack.enter_context(run.lock())
         crew.wait()
         if not _finished(run, config):
-            trainer = Trainer(config, place, run, device, crew, display or Silent())
-            trainer.run_to_the_end()
+            make = trainer or Trainer
+            make(config, place, run, device, crew, display or Silent()).run_to_the_end()
         crew.wait()
     return run
 

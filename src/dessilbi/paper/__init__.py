@@ -1,0 +1,1 @@
+"""The paper, reproduced: its tables and figures as recipes, and its numbers as data."""

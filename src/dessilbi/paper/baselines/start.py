@@ -1,0 +1,144 @@
+"""A masked network as a run of its own, whatever chose the mask."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from dessilbi.lab.config import (
+    FreezeConfig,
+    NestedConfig,
+    PruneConfig,
+    ScheduleConfig,
+    StartConfig,
+    StopConfig,
+)
+from dessilbi.lab.data.load import CARDS
+from dessilbi.lab.models import make_model
+from dessilbi.lab.rundir import LAST, RunError
+from dessilbi.lab.schedule import lr_factor
+from dessilbi.lab.snapshot import load_model, model_tensors
+from dessilbi.lab.subnets import started
+from dessilbi.path._names import weights_with_twin
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor, nn
+
+    from dessilbi.lab.config import Config, OptimizerConfig
+    from dessilbi.lab.rundir import RunDir
+    from dessilbi.path import Mask
+
+Weights = Literal["init", "last", "fresh"]
+
+FRESH_SEED = 10_000
+"""Added to a run's seed for new weights, so that they are no seed of the table."""
+
+
+def network(config: Config, *, seed: int | None = None) -> nn.Module:
+    """The network of a configuration as it is initialised, made without reading the data."""
+    card = CARDS[config.data.name]
+    channels, side, _ = card.shape
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed if seed is None else seed)
+        return make_model(
+            config.model.name,
+            num_classes=len(card.classes) or 1000,  # ImageNet's are known by its folders only
+            in_channels=channels,
+            input_size=side,
+            init=config.model.init,
+            dtype=getattr(torch, config.dtype),
+        )
+
+
+def trained(run: RunDir) -> nn.Module:
+    """The network of a run with its last weights."""
+    last = run.load(LAST)
+    if last is None:
+        raise RunError(f"{run.path} has no {LAST}; train it first")
+    model = network(run.config())
+    load_model(model, last.part("model"))
+    return model
+
+
+def density(mask: Mask, model: nn.Module) -> float:
+    """Fraction of the weights that may have a twin that a mask keeps; those it does not name stay.
+
+    Masks of different methods name different parameters; this is the number to compare them by.
+    """
+    weights = weights_with_twin(model)
+    kept = sum(
+        int(mask[name].sum()) if name in mask.names else w.numel() for name, w in weights.items()
+    )
+    return kept / sum(w.numel() for w in weights.values())
+
+
+def retrain(
+    parent: RunDir,
+    mask: Mask,
+    runs: Path,
+    *,
+    method: str,
+    words: str,
+    weights: Weights,
+    epochs: int | None = None,
+    schedule: ScheduleConfig | None = None,
+    optimizer: OptimizerConfig | None = None,
+) -> Config:
+    """The run of a masked network, its mask held; leaves mask and weights in its run directory.
+
+    Args:
+        parent: the run that the mask was found in, whose settings are taken over.
+        mask: which weights stay.
+        runs: folder of the run directories.
+        method: name of the method, part of the run's name.
+        words: how the mask was chosen.
+        weights: ``init``, the parent's initial ones; ``last``, its trained ones, which are
+            fine-tuned at the last learning rate; ``fresh``, new ones of another seed.
+        epochs: as long as the parent by default, a quarter of that for fine-tuning.
+        schedule: the parent's by default; fine-tuning has none.
+        optimizer: the parent's by default.
+    """
+    before = parent.config()
+    config = replace(
+        before,
+        name=before.name if before.name.endswith(f"-{method}") else f"{before.name}-{method}",
+        stop=StopConfig(),
+        nested=NestedConfig(),
+        prune=PruneConfig(),
+        freeze=FreezeConfig(),
+        keep=(),
+        start=None,
+        schedule=schedule or before.schedule,
+        optimizer=optimizer or before.optimizer,
+    )
+    if weights == "last":
+        config = replace(at_the_last_rate(config), epochs=max(before.epochs // 4, 1))
+    if epochs is not None:
+        config = replace(config, epochs=epochs)
+    start = StartConfig(parent=parent.path.name, mask=words, weights=weights)
+    return started(config, start, _tensors(parent, weights), mask, runs)
+
+
+def at_the_last_rate(config: Config) -> Config:
+    """The configuration with the learning rate that its schedule ends with, constant."""
+    last = lr_factor(
+        config.schedule,
+        step=max(config.epochs - 1, 0),
+        steps_per_epoch=1,
+        epochs=config.epochs,
+    )
+    optimizer = replace(config.optimizer, lr=config.optimizer.lr * (last if last > 0 else 1))
+    return replace(config, optimizer=optimizer, schedule=ScheduleConfig(kind="constant"))
+
+
+def _tensors(parent: RunDir, weights: Weights) -> dict[str, Tensor]:
+    if weights == "init":
+        return parent.read_tensors("init.safetensors")
+    if weights == "last":
+        return model_tensors(trained(parent))
+    config = parent.config()
+    return model_tensors(network(config, seed=config.seed + FRESH_SEED))

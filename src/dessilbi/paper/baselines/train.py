@@ -1,0 +1,87 @@
+"""Training with a method that acts on steps or epochs, as entries for a sweep."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from dessilbi.lab.config import ConfigError
+from dessilbi.lab.train import Trainer, train
+
+from .slimming import NetworkSlimming
+from .soft_filters import SoftFilterPruning
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from dessilbi.lab.config import Config
+    from dessilbi.lab.display import Display
+    from dessilbi.lab.rundir import RunDir
+    from dessilbi.lab.train import Place
+
+SLIMMING = "dessilbi.paper.baselines.train:slimming"
+SOFT_FILTERS = "dessilbi.paper.baselines.train:soft_filters"
+
+
+class Method(Protocol):
+    """Changes how a network is trained; without a state of its own, so that runs can resume."""
+
+    def attach(self, model: nn.Module, optimizer: Optimizer) -> None:
+        """Called once, before the first step or after a resume."""
+
+    def end_epoch(self, model: nn.Module) -> None:
+        """Called after the last step of an epoch, before it is judged and saved."""
+
+
+class MethodTrainer(Trainer):
+    """A trainer with a method beside it."""
+
+    def __init__(self, method: Method, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.method = method
+        method.attach(self.model, self.optimizer)
+
+    def _measure(self) -> dict[str, Any]:
+        self.method.end_epoch(self.model)
+        return super()._measure()
+
+
+def train_with(method: Method, config: Config, place: Place, display: Display | None) -> RunDir:
+    """Train a configuration with a method."""
+    return train(
+        config, place, display, trainer=lambda *arguments: MethodTrainer(method, *arguments)
+    )
+
+
+def named(config: Config, method: str, value: float) -> Config:
+    """The configuration under a name that says the method: its hash is then another one."""
+    return replace(config, name=f"{config.name}-{method}-{value:g}")
+
+
+def slimming(
+    config: Config, place: Place, options: Mapping[str, str], display: Display | None
+) -> None:
+    """Entry of a sweep: train with Network Slimming's penalty."""
+    strength = _checked(config, "slimming", options["strength"])
+    train_with(NetworkSlimming(strength), config, place, display)
+
+
+def soft_filters(
+    config: Config, place: Place, options: Mapping[str, str], display: Display | None
+) -> None:
+    """Entry of a sweep: train with Soft Filter Pruning."""
+    rate = _checked(config, "sfp", options["rate"])
+    train_with(SoftFilterPruning(rate), config, place, display)
+
+
+def _checked(config: Config, method: str, value: str) -> float:
+    # The run directory is found by the configuration, which must therefore know the method.
+    if not config.name.endswith(f"-{method}-{float(value):g}"):
+        raise ConfigError(
+            f"a run with {method} must be named so: name must end in "
+            f"'-{method}-{float(value):g}', got {config.name!r}"
+        )
+    return float(value)

@@ -1,0 +1,144 @@
+"""What a training step costs with each optimizer: time as a ratio within a run, and memory."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from dessilbi.lab.data.load import CARDS
+from dessilbi.lab.distributed import pick_device
+from dessilbi.lab.environment import describe
+from dessilbi.lab.optimizers import COMPETITORS, make_optimizer
+from dessilbi.lab.rundir import RunDir
+from dessilbi.lab.sweep_work import Order
+from dessilbi.paper.baselines.start import network
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from dessilbi.lab.config import Config
+    from dessilbi.lab.display import Display
+    from dessilbi.lab.train import Place
+
+FILE = "cost.json"
+OPTIMIZERS = ("sgd-mom", "dessilbi-mom", "adam")
+ENTRY = "dessilbi.paper.cost:measure"
+
+
+def measure(config: Config, place: Place, options: Mapping[str, str], display: Display) -> None:
+    """Entry of a sweep: measure and leave the numbers in the run directory."""
+    run = RunDir.of(config, place.runs)
+    device = pick_device(place.device)
+    with run.lock():
+        found: dict[str, Any] = {
+            "seconds": times(config, device, rounds=int(options["rounds"])),
+            "memory": {name: peak(name, config, place) for name in OPTIMIZERS},
+            "device": str(device),
+            "threads": torch.get_num_threads(),
+        }
+        run.write("environment.json", describe(device, 1))
+        run.write(FILE, json.dumps(found, indent=1).encode())
+
+
+def times(config: Config, device: torch.device, rounds: int) -> dict[str, list[float]]:
+    """Seconds of a step; the optimizers take turns, so that they share what else is going on."""
+    steps = {name: _stepper(name, config, device) for name in OPTIMIZERS}
+    for step in steps.values():
+        step()
+    found: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(rounds):
+        for name, step in steps.items():
+            _settle(device)
+            before = _clock(device)
+            step()
+            _settle(device)
+            found[name].append(_clock(device) - before)
+    return found
+
+
+def ratio(seconds: Mapping[str, list[float]], name: str, base: str = OPTIMIZERS[0]) -> list[float]:
+    """Ratios within a round."""
+    return [a / b for a, b in zip(seconds[name], seconds[base], strict=True)]
+
+
+def _clock(device: torch.device) -> float:
+    # On a CPU the time of this process only: other work on the machine does not count.
+    return time.process_time() if device.type == "cpu" else time.perf_counter()
+
+
+def _settle(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _stepper(name: str, config: Config, device: torch.device) -> Callable[[], None]:
+    model = network(config).to(device)
+    optimizer = make_optimizer(model, COMPETITORS[name])
+    card = CARDS[config.data.name]
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(config.batch_size, *card.shape, generator=generator).to(device)
+    y = torch.randint(len(card.classes), (config.batch_size,), generator=generator).to(device)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        torch.autograd.backward(cross_entropy(model(x), y))
+        optimizer.step()
+
+    return step
+
+
+# ---------------------------------------------------------------------- memory
+
+
+def peak(name: str, config: Config, place: Place) -> float:
+    """Megabytes that three steps need, in a process of their own."""
+    order = Order(config, place, threads=torch.get_num_threads()).to_json()
+    command = [sys.executable, "-m", "dessilbi.paper.cost", name]
+    done = subprocess.run(command, input=order, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"memory of {name} could not be measured: {done.stderr.strip()}")
+    return float(done.stdout.splitlines()[-1])
+
+
+def _peak_here(name: str, order: Order) -> float:
+    device = pick_device(order.place.device)
+    if order.threads:
+        torch.set_num_threads(order.threads)
+    before = _kilobytes("VmRSS")
+    step = _stepper(name, order.config, device)
+    for _ in range(3):
+        step()
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    return (_kilobytes("VmHWM") - before) / 1024
+
+
+def _kilobytes(field: str) -> int:
+    # getrusage would count the peak of the parent process as well.
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field))
+
+
+def summary(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers of a table from what :func:`measure` left."""
+    found: dict[str, Any] = {"device": content["device"], "threads": content["threads"]}
+    for name in OPTIMIZERS:
+        ratios = ratio(content["seconds"], name)
+        found[f"{name} seconds"] = round(statistics.median(content["seconds"][name]), 6)
+        found[f"{name} ratio"] = round(statistics.median(ratios), 4)
+        found[f"{name} memory"] = round(content["memory"][name], 1)
+        memory = content["memory"][name] / max(content["memory"][OPTIMIZERS[0]], 1e-9)
+        found[f"{name} memory ratio"] = round(memory, 4)
+    return found
+
+
+if __name__ == "__main__":
+    print(_peak_here(sys.argv[1], Order.from_json(sys.stdin.read())))

@@ -1,0 +1,191 @@
+"""Figures: curves with a shaded spread, points, bars and grids of images; PNG and SVG."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from torch import Tensor
+
+# Distinguishable for colour-blind readers (Okabe and Ito).
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
+MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
+
+
+@dataclass(frozen=True)
+class Line:
+    """A curve: a list of values a seed, all along the same x."""
+
+    label: str
+    x: Sequence[float]
+    seeds: Sequence[Sequence[float]]
+    each: str | None = None
+    """A colour: then every list is drawn as a thin line of it, instead of mean and deviation."""
+
+
+@dataclass(frozen=True)
+class Points:
+    """Single results, each with its own x."""
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes."""
+
+    title: str
+    xlabel: str
+    ylabel: str
+    lines: Sequence[Line] = ()
+    points: Sequence[Points] = ()
+    bars: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """Values of the seeds by label; shown as mean and deviation."""
+    verticals: Sequence[float] = ()
+    log_x: bool = False
+    log_y: bool = False
+
+
+def draw_panels(panels: Sequence[Panel], file: Path, title: str, columns: int = 2) -> list[Path]:
+    """Draw panels beside each other; returns the files, or none if there is nothing to show."""
+    shown = [p for p in panels if p.lines or p.points or p.bars]
+    if not shown:
+        return []
+    columns = min(columns, len(shown))
+    rows = -(-len(shown) // columns)
+    figure = _figure(5.2 * columns, 3.9 * rows)
+    axes = figure.subplots(rows, columns, squeeze=False).flatten()
+    for panel, ax in zip(shown, axes, strict=False):
+        _panel(panel, ax)
+    for ax in axes[len(shown) :]:
+        ax.set_visible(False)
+    return _save(figure, file, title)
+
+
+def _panel(panel: Panel, ax: Axes) -> None:
+    for i, line in enumerate(panel.lines):
+        if line.each is not None:
+            for number, values in enumerate(line.seeds):
+                label = line.label if number == 0 else None
+                ax.plot(line.x, values, color=line.each, linewidth=0.6, alpha=0.7, label=label)
+            continue
+        colour = COLOURS[i % len(COLOURS)]
+        columns = list(zip(*line.seeds, strict=False))
+        x = list(line.x)[: len(columns)]
+        middle = [statistics.fmean(c) for c in columns]
+        spread = [statistics.stdev(c) if len(c) > 1 else 0.0 for c in columns]
+        low = [m - s for m, s in zip(middle, spread, strict=True)]
+        high = [m + s for m, s in zip(middle, spread, strict=True)]
+        ax.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
+        style = "-" if i < len(COLOURS) else "--"
+        count = f" ({len(line.seeds)} seeds)" if len(line.seeds) > 1 else " (1 seed)"
+        ax.plot(
+            x, middle, color=colour, label=f"{line.label}{count}", linewidth=1.4, linestyle=style
+        )
+    for i, points in enumerate(panel.points):
+        mark: dict[str, Any] = {
+            "color": COLOURS[i % len(COLOURS)],
+            "marker": MARKS[i % len(MARKS)],
+        }
+        ax.plot(points.x, points.y, linestyle="none", label=points.label, markersize=7, **mark)
+    if panel.bars:
+        names = list(panel.bars)
+        heights = [statistics.fmean(v) for v in panel.bars.values()]
+        errors = [statistics.stdev(v) if len(v) > 1 else 0.0 for v in panel.bars.values()]
+        colours = [COLOURS[i % len(COLOURS)] for i in range(len(names))]
+        ax.bar(range(len(names)), heights, yerr=errors, capsize=3, color=colours)
+        ax.set_xticks(range(len(names)), names, rotation=35, ha="right", fontsize=8)
+        lowest = min(h - e for h, e in zip(heights, errors, strict=True))
+        highest = max(h + e for h, e in zip(heights, errors, strict=True))
+        room = max(highest - lowest, 0.2)
+        ax.set_ylim(lowest - 0.5 * room, highest + 0.3 * room)
+    for place in panel.verticals:
+        ax.axvline(place, color="#0072B2", linewidth=0.8, alpha=0.5)
+    if panel.log_x:
+        ax.set_xscale("log")
+    if panel.log_y:
+        ax.set_yscale("log")
+    ax.set(title=panel.title, xlabel=panel.xlabel, ylabel=panel.ylabel)
+    ax.grid(visible=True, alpha=0.3)
+    ax.spines[["top", "right"]].set_visible(False)
+    if panel.lines or panel.points:
+        ax.legend(frameon=False, fontsize=7)
+
+
+@dataclass(frozen=True)
+class Images:
+    """A block of small images under one title."""
+
+    title: str
+    images: Tensor
+    """Count x channels x height x width, values in [0, 1]."""
+    frame: str = "#000000"
+
+
+def draw_images(
+    blocks: Sequence[Images | None], file: Path, title: str, columns: int = 3
+) -> list[Path]:
+    """Blocks of images in rows, each in a frame of its colour; ``None`` leaves a place empty."""
+    if not blocks:
+        return []
+    rows = -(-len(blocks) // columns)
+    figure = _figure(2.9 * columns, 0.4 + 3.1 * rows)
+    axes = figure.subplots(rows, columns, squeeze=False).flatten()
+    for ax in axes[len(blocks) :]:
+        ax.set_visible(False)
+    for block, ax in zip(blocks, axes, strict=False):
+        if block is None:
+            ax.set_visible(False)
+            continue
+        ax.imshow(tiled(block.images).numpy(), cmap="gray", vmin=0, vmax=1)
+        ax.set_title(block.title, fontsize=9)
+        ax.set_xticks([])
+        ax.set_yticks([])
+        for side in ax.spines.values():
+            side.set(color=block.frame, linewidth=2.5)
+    return _save(figure, file, title)
+
+
+def tiled(images: Tensor) -> Tensor:
+    """Images as one, row by row from the upper left, with a pixel between."""
+    import torch
+    from torch.nn.functional import pad
+
+    count, channels = images.shape[:2]
+    side = max(int((count - 1) ** 0.5) + 1, 1)
+    images = pad(images, (0, 1, 0, 1), value=1.0)
+    _, _, height, width = images.shape
+    sheet = torch.ones(channels, side * height, side * width)
+    for i, image in enumerate(images):
+        y, x = divmod(i, side)
+        sheet[:, y * height : (y + 1) * height, x * width : (x + 1) * width] = image
+    return sheet[0] if channels == 1 else sheet.permute(1, 2, 0)
+
+
+def _figure(width: float, height: float) -> Figure:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _save(figure: Figure, file: Path, title: str) -> list[Path]:
+    figure.suptitle(title, fontsize=10)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    files = [file.with_name(f"{file.name}.{suffix}") for suffix in ("png", "svg")]
+    for one in files:
+        # Without a date, so that the same results give the same file.
+        metadata = {"Date": None} if one.suffix == ".svg" else None
+        figure.savefig(one, dpi=150, metadata=metadata)
+    return files

@@ -1,0 +1,102 @@
+"""What a recipe is: the runs of a table or figure, and how they become it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from dessilbi.lab.rundir import RunDir
+    from dessilbi.lab.sweep import Job
+    from dessilbi.lab.train import Place
+    from dessilbi.paper.results import Results
+    from dessilbi.paper.tables import Table
+
+Scale = Literal["smoke", "cpu", "paper"]
+SCALES: tuple[Scale, ...] = ("smoke", "cpu", "paper")
+
+COLLAPSED = 20.0
+"""Accuracy, in percent of ten classes, below which a run has not learned at all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A table or figure of the paper as one command."""
+
+    name: str
+    what: str
+    """What it reproduces, in a line."""
+    shows: tuple[str, ...]
+    """Labels of the tables and figures in the paper's source."""
+    jobs: Callable[[Scale, int | None], list[Job]]
+    """The runs of a scale; the number of seeds, or ``None`` for the scale's own."""
+    tables: Callable[[Results], list[Table]]
+    draw: Callable[[Results, Path, Place], list[Path]] = lambda results, out, place: []
+    """Writes the figures to a folder and returns the files; it may need the run directories."""
+    measure: Callable[[RunDir, Job, Place], dict[str, Any]]
+    """What of a finished run is kept in the results."""
+    costs: Mapping[Scale, str]
+    """Roughly how long a scale takes; estimates."""
+    cuts: Mapping[Scale, tuple[str, ...]] = field(default_factory=dict)
+    """What a scale leaves out of the paper's setting."""
+    notes: tuple[str, ...] = ()
+    """What was decided where the paper is silent."""
+
+
+def measure_training(run: RunDir, job: Job, place: Place) -> dict[str, Any]:
+    """Accuracies at the end and at best, densities, and whether the run collapsed."""
+    records = run.records()
+    last = records[-1]
+    found: dict[str, Any] = {
+        "epochs": last["epoch"],
+        "accuracy": round(last["accuracy"], 4),
+        "best": round(max(r["accuracy"] for r in records), 4),
+        "collapsed": max(r["accuracy"] for r in records) < COLLAPSED and place_has_ten(run),
+        "judged_on": last["judged_on"],
+    }
+    for name in ("sparse_accuracy", "recalibrated_accuracy", "density"):
+        values = [r[name] for r in records if name in r]
+        if values:
+            found[name] = round(values[-1], 6)
+            found[f"best_{name}"] = round(max(values), 6)
+    layers = [r["densities"] for r in records if "densities" in r]
+    if layers:
+        found["densities"] = {name: round(d, 6) for name, d in layers[-1].items()}
+    return found
+
+
+def place_has_ten(run: RunDir) -> bool:
+    """Whether the run's task has ten classes, so that 10 % is chance."""
+    return run.config().data.name != "imagenet"
+
+
+CURVES = (
+    "train_loss",
+    "train_accuracy",
+    "accuracy",
+    "sparse_accuracy",
+    "recalibrated_accuracy",
+    "density",
+)
+
+
+def measure_curves(run: RunDir, job: Job, place: Place) -> dict[str, Any]:
+    """The same, with the course of training, an entry an epoch."""
+    records = [r for r in run.records() if r["epoch"] > 0]
+    curves = {
+        name: [round(r[name], 4) for r in records]
+        for name in CURVES
+        if records and all(name in r for r in records)
+    }
+    return measure_training(run, job, place) | {"curves": curves}
+
+
+def seed_list(count: int | None, usual: int) -> Sequence[int]:
+    """Seeds 0, 1, ...: fixed before any run, so that none can be chosen afterwards."""
+    number = usual if count is None else count
+    if number < 1:
+        raise ValueError(f"seeds must be >= 1, got {number}")
+    return range(number)

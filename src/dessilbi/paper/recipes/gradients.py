@@ -1,0 +1,188 @@
+"""First-layer gradient images of ResNet-18 along the training, by guided backpropagation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from dessilbi.lab.config import Config, DataConfig, ModelConfig, ScheduleConfig
+from dessilbi.lab.optimizers import COMPETITORS
+from dessilbi.lab.rundir import RunDir
+from dessilbi.lab.snapshot import load_model
+from dessilbi.lab.sweep import Job, Label
+from dessilbi.lab.trained import load_data
+from dessilbi.paper.baselines.start import network
+from dessilbi.paper.figures import Images, Line, Panel, draw_images, draw_panels
+from dessilbi.paper.recipe import Recipe, Scale, measure_curves, seed_list
+from dessilbi.paper.tables import Cell, Table
+from dessilbi.paper.visual import by_norm, guided_gradients, min_max
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from dessilbi.lab.train import Place
+    from dessilbi.paper.results import Results
+
+_PAPER = Config(
+    data=DataConfig(name="imagenet"),
+    model=ModelConfig(name="torchvision.models:resnet18", init="he"),
+    schedule=ScheduleConfig(kind="step", step_size=30),
+    epochs=60,
+    batch_size=256,
+)
+BASES: dict[Scale, Config] = {
+    "paper": _PAPER,
+    "cpu": replace(
+        _PAPER,
+        data=DataConfig(name="cifar10", images=5_000),
+        model=ModelConfig(name="resnet-20"),
+        schedule=ScheduleConfig(kind="step", step_size=6),
+        epochs=12,
+        batch_size=128,
+    ),
+    "smoke": Config(data=DataConfig(images=512), epochs=3, batch_size=64),
+}
+NU: dict[Scale, float] = {"paper": 1000.0, "cpu": 100.0, "smoke": 1.0}
+LAYERS: dict[str, tuple[str, str]] = {
+    "paper": ("conv1", "relu"),
+    "cpu": ("conv1", "relu1"),
+    "smoke": ("conv1", "relu1"),
+}
+"""The first convolution, and the ReLU behind it whose maps are summed."""
+FRAMES = ("#800080", "#009E73", "#000000")
+"""Purple, green and black, as in the paper: epochs 20, 40 and 60."""
+METHODS = ("SGD", "DessiLBI-1", "DessiLBI-10")
+
+
+def moments(scale: Scale) -> tuple[int, int, int]:
+    """A third, two thirds and the end."""
+    last = BASES[scale].epochs
+    return last // 3, 2 * last // 3, last
+
+
+def jobs(scale: Scale, seeds: int | None) -> list[Job]:
+    """SGD, and DessiLBI with kappa 1 and 10; the weights of the pictures are kept."""
+    found = []
+    for method in METHODS:
+        optimizer = COMPETITORS["sgd-mom-wd"]
+        if method != "SGD":
+            kappa = float(method.partition("-")[2])
+            optimizer = replace(COMPETITORS["dessilbi-mom-wd"], nu=NU[scale], kappa=kappa)
+        for seed in seed_list(seeds, 1):
+            config = replace(
+                BASES[scale],
+                name=f"gradients-{method.lower()}",
+                optimizer=optimizer,
+                keep=(0, *moments(scale)),
+                seed=seed,
+            )
+            labels: dict[str, Label] = {"method": method, "seed": seed}
+            found.append(Job(key=f"{method}/seed={seed}", config=config, labels=labels))
+    return found
+
+
+def tables(results: Results) -> list[Table]:
+    """Accuracies of the runs behind the pictures."""
+    cells = [
+        Cell(method, "accuracy, %", tuple(results.values("accuracy", method=method)))
+        for method in METHODS
+    ]
+    title = "Runs behind the gradient images (the paper shows pictures and curves)"
+    return [Table("gradients-resnet-18", title, cells)]
+
+
+def gradient_images(run: RunDir, epoch: int, image: Tensor, scale: str) -> Tensor:
+    """Gradient images of all first-layer filters, from the largest filter to the smallest."""
+    checkpoint = run.load(f"checkpoint-{epoch}")
+    assert checkpoint is not None, f"{run.path} did not keep epoch {epoch}"
+    model = network(run.config())
+    load_model(model, checkpoint.part("model"))
+    convolution, relu = LAYERS[scale]
+    order = by_norm(dict(model.named_parameters())[f"{convolution}.weight"])
+    return min_max(guided_gradients(model, relu, image)[order])
+
+
+def draw(results: Results, out: Path, place: Place) -> list[Path]:
+    """Curves of training and test accuracy, and the gradient images where the runs are there."""
+    panels = [
+        Panel(
+            label,
+            "epoch",
+            label,
+            [
+                Line(method, range(1, len(seeds[0]) + 1), seeds)
+                for method in METHODS
+                if (seeds := [r.values["curves"][curve] for r in results.where(method=method)])
+            ],
+        )
+        for curve, label in (
+            ("train_accuracy", "training accuracy, %"),
+            ("accuracy", "test accuracy, %"),
+        )
+    ]
+    name = "gradients-resnet-18"
+    files = draw_panels(panels, out / name, f"accuracy, {results.scale} scale")
+    records = [r for method in METHODS for r in results.where(method=method)[:1]]
+    runs = [(r, RunDir(place.runs / r.run)) for r in records]
+    runs = [(r, run) for r, run in runs if (run.path / "config.json").is_file()]
+    if not runs:
+        return files
+    image = _snake(runs[0][1].config(), place)
+    first = gradient_images(runs[0][1], 0, image, results.scale)
+    blocks: list[Images | None] = [
+        Images("input", min_max(image.unsqueeze(0))),
+        Images("initial weights", first),
+        None,
+    ]
+    for record, run in runs:
+        for epoch, frame in zip(moments(results.scale), FRAMES, strict=True):  # type: ignore[arg-type]
+            images = gradient_images(run, epoch, image, results.scale)
+            blocks.append(Images(f"{record.labels['method']}, epoch {epoch}", images, frame))
+    title = "guided gradients of the first layer's filters, ordered by norm from the upper left"
+    return files + draw_images(blocks, out / f"{name}-images", title)
+
+
+def _snake(config: Config, place: Place) -> Tensor:
+    """The first test image of a snake, as in the paper, or the first of all where there is none."""
+    import torch
+
+    data = load_data(config, place.data_dir, place.download)
+    snakes = [i for i, name in enumerate(data.classes) if "snake" in name.lower()]
+    limit = min(len(data.test), 2000)
+    split = data.test.take(torch.arange(limit))
+    first = None
+    for x, y in split.stream(torch.arange(limit), [(i, i + 1) for i in range(limit)], None, None):
+        first = x[0] if first is None else first
+        if not snakes or int(y[0]) in snakes:
+            return x[0]
+    assert first is not None
+    return first
+
+
+RECIPE = Recipe(
+    name="gradients-resnet-18",
+    what="first-layer gradient images of ResNet-18 by guided backpropagation",
+    shows=("fig:imagenet training", "fig:imagenet-vis"),
+    jobs=jobs,
+    tables=tables,
+    draw=draw,
+    measure=measure_curves,
+    costs={
+        "smoke": "seconds",
+        "cpu": "half an hour on 2 cores",
+        "paper": "a week on a GPU; needs ImageNet",
+    },
+    cuts={
+        "cpu": (
+            "ResNet-20 on 5,000 images of CIFAR-10 for ResNet-18 on ImageNet (16 filters for 64)",
+            "12 epochs for 60, nu 100 for 1000",
+        ),
+        "smoke": ("digits-net on 512 digits, three epochs, nu 1",),
+    },
+    notes=(
+        "The maps are summed behind the first ReLU: before it they are linear in the image, and "
+        "the gradient would not depend on it.",
+    ),
+)

@@ -1,0 +1,151 @@
+"""The lottery figures a to d: tickets from early epochs of the path against pruning methods."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from dessilbi.lab.rundir import MASK
+from dessilbi.paper.baselines.start import density, trained
+from dessilbi.paper.figures import Line, Panel, Points, draw_panels
+from dessilbi.paper.published import LOTTERY
+from dessilbi.paper.recipe import Recipe, Scale, measure_curves, seed_list
+from dessilbi.paper.recipes.lottery_jobs import PanelJobs, size_of
+from dessilbi.paper.tables import Cell, Table
+from dessilbi.path import Mask
+from dessilbi.path._names import weights_with_twin
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dessilbi.lab.rundir import RunDir
+    from dessilbi.lab.sweep import Job
+    from dessilbi.lab.train import Place
+    from dessilbi.paper.results import Results
+
+
+def jobs(name: str, scale: Scale, seeds: int | None) -> list[Job]:
+    """Everything a panel compares."""
+    usual = size_of(name, scale).seeds
+    return [job for seed in seed_list(seeds, usual) for job in PanelJobs(name, scale, seed).all()]
+
+
+def measure(run: RunDir, job: Job, place: Place) -> dict[str, Any]:
+    """As usual, with the density that all methods can be compared by."""
+    found = measure_curves(run, job, place)
+    if job.labels["at"] == "dense":
+        return found
+    found.pop("curves")  # of the subnetworks only the end is shown
+    found["collapsed"] = False  # one that cannot learn is a result of its method, and counts
+    model = trained(run)
+    if (run.path / MASK).is_file():
+        found["kept"] = density(Mask.load(run.path / MASK), model)
+    else:  # pruned while it trained: what is zero is gone
+        weights = weights_with_twin(model).values()
+        left = sum(int((w != 0).sum()) for w in weights)
+        found["kept"] = left / sum(w.numel() for w in weights)
+    found["kept"] = round(found["kept"], 6)
+    return found
+
+
+def _methods(results: Results) -> dict[str, list[str]]:
+    """What was compared, and where."""
+    found: dict[str, list[str]] = {}
+    for record in results.where():
+        at = str(record.labels["at"])
+        if at != "dense" and "round" not in at:
+            places = found.setdefault(str(record.labels["method"]), [])
+            if at not in places:
+                places.append(at)
+    return found
+
+
+def tables(name: str, results: Results) -> list[Table]:
+    """The figure in numbers; the paper gives none."""
+    cells = [
+        Cell(
+            f"{method}, dense",
+            "accuracy",
+            tuple(results.values("accuracy", method=method, at="dense")),
+        )
+        for method in ("SGD", "DessiLBI")
+    ]
+    for method, places in sorted(_methods(results).items()):
+        for at in sorted(places, key=lambda text: float(text.split()[-1])):
+            labels = {"method": method, "at": at}
+            kept = results.values("kept", **labels)
+            size = f"{100 * sum(kept) / len(kept):.2f} % of the weights" if kept else ""
+            ours = tuple(results.values("accuracy", **labels))
+            lost = results.collapsed(**labels)
+            cells.append(Cell(method, f"{at}: {size}", ours, collapsed=lost))
+    title = f"Lottery, {name}: test accuracy after retraining, in percent"
+    note = "The paper shows this as a figure without numbers."
+    return [Table(f"lottery-{name}", title, cells, notes=(note,))]
+
+
+def draw(name: str, results: Results, out: Path, place: Place) -> list[Path]:
+    """Accuracy against density, and density along the training with the early stops."""
+    points = []
+    for method in sorted(_methods(results), key=lambda m: m != "ticket"):
+        records = [
+            r
+            for r in results.where(method=method)
+            if "kept" in r.values and "round" not in str(r.labels["at"])
+        ]
+        x = [100 * r.values["kept"] for r in records]
+        y = [r.values["accuracy"] for r in records]
+        points.append(Points("DessiLBI ticket" if method == "ticket" else method, x, y))
+    curves = [
+        [100 * d for d in r.values["curves"]["density"]]
+        for r in results.where(method="DessiLBI", at="dense")
+    ]
+    lines = [Line("Gamma", range(1, len(curves[0]) + 1), curves)] if curves else []
+    stops = size_of(name, results.scale).stops  # type: ignore[arg-type]
+    panels = [
+        Panel("after retraining", "density, % of the weights", "test accuracy, %", points=points),
+        Panel(
+            "along the training", "epoch", "density of Gamma, % (the paper's sparsity)",
+            lines, verticals=stops, log_x=True,
+        ),
+    ]  # fmt: skip
+    return draw_panels(panels, out / f"lottery-{name}", f"{name}, {results.scale} scale")
+
+
+def _recipe(panel: str, name: str) -> Recipe:
+    deep = name.startswith("resnet")
+    cpu = (
+        ("ResNet-20 for " + ("ResNet-50" if "50" in name else "ResNet-56"), "8 epochs for 160")
+        if deep
+        else ("vgg-4 (16-32-64-64 filters) for VGG-16", "16 epochs for 160")
+    )
+    return Recipe(
+        name=f"lottery-{name}",
+        what=f"lottery figure ({panel}): {name}, tickets against pruning, and density curves",
+        shows=("figure:lotteryticketacc", "figure:lotteryticketsparsity", "table:lotterysetting"),
+        jobs=partial(jobs, name),
+        tables=partial(tables, name),
+        draw=partial(draw, name),
+        measure=measure,
+        costs={
+            "smoke": "under a minute",
+            "cpu": "1 to 2 hours on 2 cores",
+            "paper": "weeks on a GPU" if deep else "several days on a GPU",
+        },
+        cuts={
+            "cpu": (
+                *cpu,
+                "5,000 of 50,000 training images",
+                "nu divided by 10, as there are far fewer steps for Gamma to grow in",
+                "fewer early stops and densities; " + ("one seed" if deep else "two seeds"),
+            ),
+            "smoke": ("digits-net on 512 digits, two epochs, nu divided by 100, one seed",),
+        },
+        notes=(
+            "Retraining uses SGD with Nesterov momentum, which the paper does not state.",
+            "Scratch-E and Scratch-B train the structure of Soft Filter Pruning (the same fraction "
+            "of filters in every layer).",
+        ),
+    )
+
+
+RECIPES = tuple(_recipe(panel, name) for panel, name in zip("abcd", LOTTERY.rows, strict=True))

@@ -1,0 +1,232 @@
+"""The runs of a lottery panel: tickets from early epochs of the path, and pruning methods."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from dessilbi.lab.config import Config, DataConfig, ModelConfig, OptimizerConfig, ScheduleConfig
+from dessilbi.lab.subnets import open_path
+from dessilbi.lab.sweep import Job, Label
+from dessilbi.paper.baselines import iterative, slimming, soft_filters, tickets
+from dessilbi.paper.baselines import train as methods
+from dessilbi.paper.baselines.gradual import gradually_pruned
+from dessilbi.paper.baselines.scratch import scratch
+from dessilbi.paper.baselines.start import network, retrain, trained
+from dessilbi.paper.published import LOTTERY
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dessilbi.lab.rundir import RunDir
+    from dessilbi.paper.recipe import Scale
+    from dessilbi.path import Mask
+
+SLIMMING_STRENGTH = 1e-4
+HAN_ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Size:
+    """How far a scale goes for a network."""
+
+    model: str
+    base: Config
+    stops: tuple[int, ...]
+    """Epochs at which a ticket is taken; on a logarithmic scale, as in the paper."""
+    densities: tuple[float, ...]
+    """Where the other methods are run."""
+    seeds: int
+    nu_divided: float = 1.0
+
+
+_PAPER = Config(
+    data=DataConfig(name="cifar10"),
+    schedule=ScheduleConfig(kind="multistep", milestones=(80, 120)),
+    epochs=160,
+    batch_size=128,
+)
+_CPU = replace(
+    _PAPER,
+    data=DataConfig(name="cifar10", images=5_000),
+    schedule=ScheduleConfig(kind="multistep", milestones=(8, 12)),
+    epochs=16,
+)
+_SMALLER = replace(_CPU, schedule=ScheduleConfig(kind="multistep", milestones=(4, 6)), epochs=8)
+_SMOKE = Config(
+    data=DataConfig(images=512),
+    schedule=ScheduleConfig(kind="multistep", milestones=(1,)),
+    epochs=2,
+    batch_size=64,
+)
+
+
+def size_of(name: str, scale: Scale) -> Size:
+    """The size of a panel at a scale."""
+    deep = name.startswith("resnet")
+    if scale == "paper":
+        model = name.removesuffix("-lasso")
+        return Size(model, _PAPER, (5, 10, 20, 40, 80, 160), (0.1, 0.2, 0.4, 0.6), seeds=5)
+    if scale == "smoke":
+        return Size("digits-net", _SMOKE, (1, 2), (0.5,), seeds=1, nu_divided=100.0)
+    if deep:
+        return Size("resnet-20", _SMALLER, (2, 8), (0.2, 0.5), seeds=1, nu_divided=10.0)
+    return Size("vgg-4", _CPU, (1, 2, 4, 16), (0.2, 0.5), seeds=2, nu_divided=10.0)
+
+
+def optimizer_of(name: str, size: Size) -> OptimizerConfig:
+    """DessiLBI as the paper's table of settings has it."""
+    lr, nu, kappa, lambd, momentum = (v or 0.0 for v in LOTTERY.rows[name])
+    return OptimizerConfig(
+        lr=kappa * lr,
+        nu=nu / size.nu_divided,
+        kappa=kappa,
+        lambd=lambd,
+        momentum=momentum,
+        nesterov=True,
+        weight_decay=1e-4,
+        penalty="lasso" if name.endswith("-lasso") else "auto",
+    )
+
+
+SGD = OptimizerConfig(name="sgd", lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-4)
+
+
+class PanelJobs:
+    """The runs of one panel and seed."""
+
+    def __init__(self, name: str, scale: Scale, seed: int) -> None:
+        self.name, self.seed, self.size = name, seed, size_of(name, scale)
+        self.base = replace(
+            self.size.base,
+            name=f"lottery-{name}",
+            model=ModelConfig(name=self.size.model),
+            seed=seed,
+        )
+        self.parent, self.dense = self._key("DessiLBI", "dense"), self._key("SGD", "dense")
+        self.found: list[Job] = []
+
+    def _key(self, method: str, at: str) -> str:
+        return f"{self.name}/{method}/{at}/seed={self.seed}"
+
+    def add(self, method: str, at: str, config: Any, *needs: str, **more: Any) -> str:
+        """Plan a run; returns its key."""
+        key = self._key(method, at)
+        labels: dict[str, Label] = {
+            "network": self.name,
+            "method": method,
+            "at": at,
+            "seed": self.seed,
+        }
+        epochs = self.base.epochs
+        self.found.append(
+            Job(key=key, config=config, needs=needs, labels=labels, epochs=epochs, **more)
+        )
+        return key
+
+    def all(self) -> list[Job]:
+        """The runs, each after those that it needs."""
+        optimizer = optimizer_of(self.name, self.size)
+        self.add("DessiLBI", "dense", replace(self.base, optimizer=optimizer))
+        self.add("SGD", "dense", replace(self.base, optimizer=SGD, name=f"{self.base.name}-sgd"))
+        for epoch in self.size.stops:
+            self._tickets(epoch)
+        for wanted in self.size.densities:
+            if self.name.endswith("-lasso"):
+                self._by_weight(wanted)
+            else:
+                self._by_filter(wanted)
+        return self.found
+
+    # ------------------------------------------------------------------ tickets of the path
+
+    def _tickets(self, epoch: int) -> None:
+        at = f"epoch {epoch}"
+
+        def ticket(runs: Mapping[str, RunDir]) -> Config:
+            mask = open_path(runs[self.parent]).mask(epoch=epoch)
+            return self._retrained(runs[self.parent], mask, "ticket", at, "init")
+
+        def lottery(runs: Mapping[str, RunDir]) -> Config:
+            like = open_path(runs[self.parent]).mask(epoch=epoch)
+            mask = tickets.largest_as(trained(runs[self.dense]), like)
+            return self._retrained(runs[self.dense], mask, "sgd-lottery", at, "init")
+
+        def random(runs: Mapping[str, RunDir]) -> Config:
+            like = open_path(runs[self.parent]).mask(epoch=epoch)
+            mask = tickets.random_as(like, seed=1000 * self.seed + epoch)
+            return self._retrained(runs[self.dense], mask, "random", at, "init")
+
+        self.add("ticket", at, ticket, self.parent)
+        self.add("SGD-lottery", at, lottery, self.parent, self.dense)
+        self.add("random", at, random, self.parent, self.dense)
+
+    def _retrained(self, run: RunDir, mask: Mask, method: str, words: str, weights: Any) -> Config:
+        folder = run.path.parent
+        return retrain(
+            run, mask, folder, method=method, words=words, weights=weights, optimizer=SGD
+        )
+
+    # ------------------------------------------------------------------ panels a and b
+
+    def _by_filter(self, wanted: float) -> None:
+        at = f"density {wanted:g}"
+        slim = self._key("Network Slimming", "dense")
+        if all(job.key != slim for job in self.found):
+            config = methods.named(replace(self.base, optimizer=SGD), "slimming", SLIMMING_STRENGTH)
+            strength = {"strength": str(SLIMMING_STRENGTH)}
+            self.add("Network Slimming", "dense", config, entry=methods.SLIMMING, options=strength)
+
+        def slimmed(runs: Mapping[str, RunDir]) -> Config:
+            run = runs[slim]
+            mask = slimming.slimmed(trained(run), wanted)
+            return retrain(run, mask, run.path.parent, method="slimmed", words=at, weights="last")
+
+        self.add("Network Slimming", at, slimmed, slim)
+        rate = _rate(replace(self.base, seed=0), wanted)
+        config = methods.named(replace(self.base, optimizer=SGD), "sfp", rate)
+        options = {"rate": str(rate)}
+        self.add("Soft Filter Pruning", at, config, entry=methods.SOFT_FILTERS, options=options)
+
+        def from_scratch(runs: Mapping[str, RunDir], kind: Any) -> Config:
+            run = runs[self.dense]
+            mask = soft_filters.weak_filters_out(network(self.base), rate)
+            return scratch(run, mask, run.path.parent, kind)
+
+        self.add("Scratch-E", at, partial(from_scratch, kind="e"), self.dense)
+        self.add("Scratch-B", at, partial(from_scratch, kind="b"), self.dense)
+
+    # ------------------------------------------------------------------ panels c and d
+
+    def _by_weight(self, wanted: float) -> None:
+        at = f"density {wanted:g}"
+
+        def rethinking(runs: Mapping[str, RunDir]) -> Config:
+            mask = tickets.one_shot(trained(runs[self.dense]), wanted)
+            return self._retrained(runs[self.dense], mask, "rethinking", at, "init")
+
+        self.add("Rethinking-Lottery", at, rethinking, self.dense)
+        config = gradually_pruned(replace(self.base, optimizer=SGD), wanted)
+        self.add("Iterative-Pruning-B", at, config)
+        parent = self.dense
+        rounds = iterative.densities(wanted, HAN_ROUNDS)
+        for number, reached in enumerate(rounds, start=1):
+
+            def again(
+                runs: Mapping[str, RunDir], parent: str = parent, reached: float = reached
+            ) -> Config:
+                run = runs[parent]
+                epochs = max(self.base.epochs // 4, 1)
+                return iterative.next_round(run, reached, run.path.parent, epochs=epochs)
+
+            last = number == len(rounds)
+            where = at if last else f"{at}, round {number}"
+            parent = self.add("Iterative-Pruning-A", where, again, parent)
+
+
+@functools.cache
+def _rate(config: Config, wanted: float) -> float:
+    """Rate of Soft Filter Pruning for a density; a network is built for it, so once for all."""
+    return round(soft_filters.rate_for(network(config), wanted), 6)

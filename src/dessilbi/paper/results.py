@@ -1,0 +1,101 @@
+"""What came of a recipe: a small JSON file that grows with every finished run.
+
+Tables and figures are made from it alone, so that it can be kept where the run directories cannot.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from dessilbi._disk import write_whole
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dessilbi.lab.sweep import Label
+
+
+@dataclass
+class Record:
+    """One run."""
+
+    labels: dict[str, Label]
+    status: str
+    """done, failed or skipped."""
+    values: dict[str, Any] = field(default_factory=dict)
+    run: str = ""
+    message: str = ""
+
+
+@dataclass
+class Results:
+    """All runs of a recipe at a scale, so far."""
+
+    recipe: str
+    scale: str
+    planned: int = 0
+    """Runs of the whole recipe with the seeds that were asked for last."""
+    cuts: list[str] = field(default_factory=list)
+    environment: dict[str, Any] = field(default_factory=dict)
+    records: dict[str, Record] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, file: Path, recipe: str, scale: str) -> Results:
+        """Read the file, or begin an empty one."""
+        if not file.is_file():
+            return cls(recipe, scale)
+        try:
+            content = json.loads(file.read_text())
+            content["records"] = {k: Record(**r) for k, r in content["records"].items()}
+            found = cls(**content)
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(
+                f"{file} is not a file of results ({error}); move it away to begin anew"
+            ) from error
+        if (found.recipe, found.scale) != (recipe, scale):
+            raise ValueError(
+                f"{file} holds {found.recipe} at scale {found.scale}, not {recipe} at {scale}; "
+                "move it away"
+            )
+        return found
+
+    def save(self, file: Path) -> None:
+        """Write the file whole or not at all."""
+        file.parent.mkdir(parents=True, exist_ok=True)
+        records = [
+            f"  {json.dumps(key)}: {json.dumps(asdict(record))}"
+            for key, record in sorted(self.records.items())
+        ]
+        head = {k: v for k, v in asdict(self).items() if k != "records"}
+        # A line a run: a new result is a line in a diff.
+        body = json.dumps(head, indent=1)[:-2] + ',\n "records": {\n' + ",\n".join(records)
+        write_whole(file, (body + "\n }\n}\n").encode())
+
+    @property
+    def done(self) -> int:
+        """Runs that are done."""
+        return sum(record.status == "done" for record in self.records.values())
+
+    def where(self, **labels: Label) -> list[Record]:
+        """Finished runs with these labels, in the order of their seeds."""
+        found = [
+            record
+            for record in self.records.values()
+            if record.status == "done"
+            and all(record.labels.get(name) == value for name, value in labels.items())
+        ]
+        return sorted(found, key=lambda record: record.labels.get("seed", 0))
+
+    def collapsed(self, **labels: Label) -> int:
+        """How many of them never learned."""
+        return sum(bool(record.values.get("collapsed")) for record in self.where(**labels))
+
+    def values(self, name: str, **labels: Label) -> list[float]:
+        """A value of these runs, a number a seed; runs that collapsed are left out."""
+        return [
+            float(record.values[name])
+            for record in self.where(**labels)
+            if name in record.values and not record.values.get("collapsed")
+        ]

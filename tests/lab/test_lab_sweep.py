@@ -1,0 +1,319 @@
+"""Sweeps: grids, order, failures, and what a kill leaves behind."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from lab_runs import SMALL, assert_same_run, uninterrupted
+
+from dessilbi.lab.config import Config, ConfigError, OptimizerConfig
+from dessilbi.lab.rundir import RunDir
+from dessilbi.lab.sweep import Job, Outcome, Sweep, clock, grid, trained
+from dessilbi.lab.sweep_executors import Cluster, Ended, InProcess, Processes, _ClusterJob
+from dessilbi.lab.sweep_work import (
+    BUSY,
+    DONE,
+    FAILED,
+    INTERRUPTED,
+    Order,
+    carry_out,
+    held_elsewhere,
+)
+from dessilbi.lab.train import Interrupted, Place
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from multiprocessing.process import BaseProcess
+    from pathlib import Path
+
+QUICK = replace(SMALL, epochs=1, keep=(), schedule=type(SMALL.schedule)())
+BROKEN = replace(QUICK, name="broken", optimizer=OptimizerConfig(name="sgd", lr=1e30))
+
+
+@dataclass
+class Script:
+    """An executor that answers with written exit codes, and remembers what it was given."""
+
+    codes: Mapping[str, list[int]] = field(default_factory=dict)
+    width: int = 1
+    started: list[str] = field(default_factory=list)
+
+    def start(self, key: str, order: Order) -> Ended:
+        self.started.append(key)
+        left = self.codes.get(key, [])
+        return Ended(left.pop(0) if left else DONE, "no luck")
+
+
+def job(key: str, *needs: str, config: Any = QUICK) -> Job:
+    # Nothing is trained where the executor only plays: what is finished is never found.
+    return Job(key=key, config=config, needs=needs, finished=lambda run, config: False)
+
+
+def outcomes(jobs: list[Job], script: Script) -> dict[str, Outcome]:
+    return Sweep(jobs, script).run()
+
+
+# ---------------------------------------------------------------------- grids
+
+
+def test_a_grid_has_every_combination_with_every_seed() -> None:
+    jobs = grid(SMALL, {"optimizer.kappa": (1.0, 2.0), "epochs": (3, 4, 5)}, seeds=(7, 8))
+    assert len({j.key for j in jobs}) == len(jobs) == 12
+    configs = [j.config for j in jobs if isinstance(j.config, Config)]
+    assert {(c.optimizer.kappa, c.epochs, c.seed) for c in configs} == {
+        (k, e, s) for k in (1.0, 2.0) for e in (3, 4, 5) for s in (7, 8)
+    }
+    assert all(replace(c.optimizer, kappa=1.0) == SMALL.optimizer for c in configs)
+    assert jobs[0].labels == {"optimizer.kappa": 1.0, "epochs": 3, "seed": 7}
+
+
+def test_a_grid_refuses_a_setting_that_does_not_exist() -> None:
+    with pytest.raises(ConfigError, match="no setting 'kapa'; known: name, lr"):
+        grid(SMALL, {"optimizer.kapa": (1.0,)})
+
+
+# ---------------------------------------------------------------------- order and failures
+
+
+def test_a_job_waits_for_what_it_needs_and_is_given_its_run() -> None:
+    seen: list[str] = []
+
+    def after(runs: Mapping[str, RunDir]) -> Config:
+        seen.extend(runs)
+        return QUICK
+
+    script = Script(width=4)
+    found = outcomes([job("a"), job("b", "a", config=after), job("c")], script)
+    assert script.started.index("a") < script.started.index("b")
+    assert seen == ["a"]
+    assert {o.status for o in found.values()} == {"done"}
+
+
+def test_a_failed_job_is_tried_once_more_and_the_rest_goes_on() -> None:
+    script = Script({"a": [FAILED], "b": [FAILED, -9, DONE]})
+    found = outcomes([job("a"), job("b"), job("c"), job("d", "b"), job("e", "d")], script)
+    assert [found[key].status for key in "abcde"] == [
+        "done", "failed", "done", "skipped", "skipped",
+    ]  # fmt: skip
+    assert found["a"].attempts == found["b"].attempts == 2
+    assert script.started == ["a", "b", "c", "a", "b"], "the second attempt comes after the others"
+    assert found["b"].message == "no luck"
+    assert found["e"].message == "needs d, which failed"
+
+
+def test_a_configuration_that_cannot_be_made_fails_alone() -> None:
+    def impossible(runs: Mapping[str, RunDir]) -> Config:
+        raise ConfigError("no such mask")
+
+    found = outcomes([job("a"), job("b", "a", config=impossible), job("c")], Script())
+    assert found["b"] == Outcome("failed", message="ConfigError: no such mask", attempts=2)
+    assert found["c"].status == "done"
+
+
+def test_a_run_that_another_process_holds_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dessilbi.lab.sweep.BUSY_SECONDS", 0.01)
+    script = Script({"a": [BUSY, BUSY, BUSY, DONE]})
+    found = outcomes([job("a"), job("b")], script)
+    assert found["a"].status == "done"
+    assert found["a"].attempts == 1, "waiting is no failure"
+
+
+def test_an_interrupted_run_stops_the_sweep() -> None:
+    script = Script({"b": [INTERRUPTED]})
+    with pytest.raises(Interrupted, match="run the same command again"):
+        outcomes([job("a"), job("b"), job("c")], script)
+    assert script.started == ["a", "b"]
+
+
+def test_bad_lists_of_jobs_are_refused() -> None:
+    with pytest.raises(ValueError, match="key 'a' is used by two jobs"):
+        Sweep([job("a"), job("a")], Script())
+    with pytest.raises(ValueError, match="'b' needs 'c', which must come before it"):
+        Sweep([job("b", "c"), job("c")], Script())
+
+
+def test_progress_is_told_with_the_time_left(tmp_path: Path) -> None:
+    lines: list[str] = []
+
+    @dataclass
+    class Slow(Script):
+        """Ends when it has been asked often enough."""
+
+        asked: int = 0
+
+        def start(self, key: str, order: Order) -> Any:
+            self.started.append(key)
+            run = RunDir.of(order.config, order.place.runs)
+            run.append("metrics.jsonl", {"epoch": 1})
+            return self
+
+        def code(self) -> int | None:
+            self.asked += 1
+            return None if self.asked < 4 else DONE
+
+        def why(self) -> str:
+            return ""
+
+        def ask_to_stop(self) -> None: ...
+        def wait(self) -> None: ...
+
+    jobs = [job("a", config=replace(QUICK, epochs=4)), job("b", config=replace(QUICK, epochs=8))]
+    place = Place(runs=tmp_path)
+    Sweep(jobs, Slow(), place, tell=lines.append, report_seconds=0.0).run()
+    assert "started a" in lines
+    assert any("[0/2] running: a 25%; about" in line and "left" in line for line in lines)
+    assert lines[-1].startswith("[2/2] done b in 0:00:0")
+    assert clock(3725.4) == "1:02:05"
+
+
+# ---------------------------------------------------------------------- real runs
+
+
+def test_what_is_finished_is_found_and_not_run_again(tmp_path: Path) -> None:
+    jobs = grid(QUICK, {"optimizer.kappa": (1.0, 2.0)})
+    place = Place(runs=tmp_path)
+    first = Sweep(jobs, InProcess(), place, threads=1).run()
+    assert all(o.status == "done" and o.seconds is not None for o in first.values())
+    script = Script()
+    again = Sweep(jobs, script, place).run()
+    assert script.started == []
+    assert {o.message for o in again.values()} == {"was finished before"}
+    assert [o.run for o in again.values()] == [o.run for o in first.values()]
+
+
+def test_a_diverging_run_is_reported_with_its_reason(tmp_path: Path) -> None:
+    jobs = [Job(key="broken", config=BROKEN), Job(key="good", config=QUICK)]
+    found = Sweep(jobs, InProcess(), Place(runs=tmp_path)).run()
+    assert found["broken"].status == "failed"
+    assert "TrainingError" in found["broken"].message
+    assert "not finite" in found["broken"].message
+    assert found["good"].status == "done"
+
+
+def test_an_order_survives_being_written_down(tmp_path: Path) -> None:
+    order = Order(QUICK, Place(runs=tmp_path, data_dir=tmp_path), "m:f", {"a": "1"}, threads=2)
+    assert Order.from_json(order.to_json()) == order
+    bare = Order(QUICK, Place())
+    assert Order.from_json(bare.to_json()) == bare
+
+
+def test_a_held_run_is_busy(tmp_path: Path) -> None:
+    run = RunDir.of(QUICK, tmp_path)
+    with run.lock():
+        code, why = carry_out(Order(QUICK, Place(runs=tmp_path)))
+    assert code == BUSY
+    assert "in use" in why
+
+
+def wait_until(sign: Callable[[], object], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not sign():
+        assert time.monotonic() < deadline, "nothing happened"
+        time.sleep(0.01)
+
+
+LONG = replace(SMALL, name="long", epochs=40, schedule=type(SMALL.schedule)())
+
+
+def forked(target: Callable[[Path], None], runs: Path) -> BaseProcess:
+    """A process that has imported everything already."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["dessilbi.lab.train", "sklearn.datasets", "torch._dynamo"])
+    process = context.Process(target=target, args=(runs,))
+    process.start()
+    return process
+
+
+def epochs_of(run: RunDir) -> int:
+    return len(run.records())
+
+
+def sweep_long(runs: Path) -> None:
+    """A sweep of one long run, in a process of its own."""
+    sweep = Sweep(
+        [Job(key="long", config=LONG)],
+        Processes(1, runs / "logs"),
+        Place(runs=runs),
+        threads=1,
+    )
+    try:
+        sweep.run()
+    except Interrupted:
+        sys.exit(130)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_stopped_sweep_stops_its_runs_and_goes_on_later(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    process = forked(sweep_long, tmp_path)
+    run = RunDir(tmp_path / LONG.run_name)
+    wait_until(lambda: epochs_of(run) >= 2)
+    assert process.pid is not None
+    os.kill(process.pid, number)
+    process.join(60)
+    assert process.exitcode == (130 if number == signal.SIGTERM else -signal.SIGKILL)
+    # The run itself ends, saved, soon after the sweep is gone.
+    wait_until(lambda: "stopped" in (tmp_path / "logs" / "long.log").read_text())
+    wait_until(lambda: not held_elsewhere(run))
+    assert not trained(run, LONG)
+    found = Sweep([Job(key="long", config=LONG)], InProcess(), Place(runs=tmp_path)).run()
+    assert found["long"].status == "done"
+    assert_same_run(run, uninterrupted(LONG, tmp_path / "reference"))
+
+
+def test_processes_run_side_by_side_and_report_a_failure_with_their_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dessilbi.lab.sweep.ATTEMPTS", 1)
+    jobs = [Job(key="bad/one", config=BROKEN), Job(key="good", config=QUICK)]
+    executor = Processes(2, tmp_path / "logs")
+    found = Sweep(jobs, executor, Place(runs=tmp_path), threads=1).run()
+    assert found["good"].status == "done"
+    assert found["bad/one"].status == "failed"
+    assert "not finite" in found["bad/one"].message
+    assert "bad_one.log" in found["bad/one"].message
+
+
+@pytest.mark.filterwarnings("ignore")  # submitit leaves files open
+def test_a_cluster_takes_the_same_jobs(tmp_path: Path) -> None:
+    pytest.importorskip("submitit")
+    executor = Cluster(2, tmp_path / "cluster", "local", {"timeout_min": 5})
+    jobs = [Job(key="good", config=QUICK)]
+    found = Sweep(jobs, executor, Place(runs=tmp_path / "runs"), threads=1).run()
+    assert found["good"].status == "done", found["good"]
+    assert found["good"].run is not None
+    assert trained(found["good"].run, QUICK)
+
+
+def test_a_cluster_job_that_dies_is_a_failure_with_a_reason() -> None:
+    class Dead:
+        job_id = "7"
+        paths = SimpleNamespace(stderr="log")
+
+        def done(self) -> bool:
+            return True
+
+        def result(self) -> None:
+            raise RuntimeError("job 7 was cancelled")
+
+    handle = _ClusterJob(Dead())
+    assert handle.code() == FAILED
+    assert "was cancelled (job 7, log: log)" in handle.why()
+
+
+def test_a_preempted_job_is_queued_again_as_it_is() -> None:
+    submitit = pytest.importorskip("submitit")
+    from dessilbi.lab.sweep_executors import ClusterWork
+
+    again = ClusterWork("order").checkpoint()
+    assert isinstance(again, submitit.helpers.DelayedSubmission)
+    assert again.function.order == "order"

@@ -1,0 +1,324 @@
+"""Each pruning method by the property that defines it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from dessilbi.lab.config import Config, ConfigError, ModelConfig, OptimizerConfig, ScheduleConfig
+from dessilbi.lab.rundir import LAST, MASK
+from dessilbi.lab.subnets import load_start
+from dessilbi.lab.train import Place, train
+from dessilbi.paper.baselines import iterative, slimming, soft_filters, tickets
+from dessilbi.paper.baselines import train as methods
+from dessilbi.paper.baselines.gradual import gradually_pruned
+from dessilbi.paper.baselines.scratch import scratch, share_of_macs
+from dessilbi.paper.baselines.start import density, network, retrain, trained
+from dessilbi.path import Mask
+from dessilbi.subnet import project
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dessilbi.lab.rundir import RunDir
+
+CONFIG = Config(
+    name="net",
+    optimizer=OptimizerConfig(name="sgd", lr=0.1, momentum=0.9),
+    schedule=ScheduleConfig(kind="multistep", milestones=(2, 3)),
+    epochs=4,
+    batch_size=256,
+)
+
+
+def conv_net() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, bias=False),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Conv2d(4, 6, 3, bias=False),
+        nn.BatchNorm2d(6),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(6 * 16, 3),
+    )
+
+
+def batch() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(16, 1, 8, 8), torch.randint(3, (16,))
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    return train(CONFIG, Place(runs=tmp_path_factory.mktemp("runs")))
+
+
+# ---------------------------------------------------------------------- Network Slimming
+
+
+def test_slimming_adds_exactly_s_sign_gamma_to_the_scales_and_nothing_else() -> None:
+    model = conv_net()
+    with torch.no_grad():
+        model[1].weight.copy_(torch.tensor([2.0, -0.5, 0.0, 1.0]))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    slimming.NetworkSlimming(0.25).attach(model, optimizer)
+    x, y = batch()
+    cross_entropy(model(x), y).backward()
+    before = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    optimizer.step()
+    for name, p in model.named_parameters():
+        assert p.grad is not None
+        added = p.grad - before[name]
+        wanted = 0.25 * p.detach().sign() if name in ("1.weight", "4.weight") else 0 * added
+        torch.testing.assert_close(added, wanted, msg=name)
+
+
+def test_slimming_takes_the_smallest_scales_over_all_layers() -> None:
+    model = conv_net()
+    with torch.no_grad():
+        model[1].weight.copy_(torch.tensor([0.1, -5.0, 0.3, 4.0]))
+        model[4].weight.copy_(torch.tensor([-0.2, 3.0, 2.0, 0.4, 1.0, 6.0]))
+    mask = slimming.slimmed(model, 0.8)
+    gone = torch.cat([model[1].weight[~mask["1.weight"]], model[4].weight[~mask["4.weight"]]])
+    stay = torch.cat([model[1].weight[mask["1.weight"]], model[4].weight[mask["4.weight"]]])
+    assert len(gone) > 0
+    assert gone.abs().max() < stay.abs().min()
+    assert density(mask, model) <= 0.8
+    for conv, norm in (("0", "1"), ("3", "4")):
+        rows = mask[f"{conv}.weight"].flatten(1)
+        assert torch.equal(rows.all(1), mask[f"{norm}.weight"])
+        assert torch.equal(rows.any(1), mask[f"{norm}.bias"])
+
+
+def test_a_slimmed_channel_is_exactly_zero_and_no_layer_is_emptied() -> None:
+    model = conv_net().eval()
+    mask = slimming.slimmed(model, 0.0)
+    assert [int(mask[n].sum()) for n in ("1.weight", "4.weight")] == [1, 1]
+    with project(model, mask):
+        out = model[:3](batch()[0])
+    assert torch.equal(out.abs().amax(dim=(0, 2, 3)) > 0, mask["1.weight"])
+
+
+def test_slimming_pairs_convolutions_with_their_batchnorm_in_a_residual_net() -> None:
+    model = network(replace(CONFIG, model=ModelConfig(name="resnet-20")))
+    pairs = slimming.normalised_convolutions(model)
+    assert len(pairs) == sum(isinstance(m, nn.BatchNorm2d) for m in model.modules())
+    assert ("stage2.0.shortcut.conv", "stage2.0.shortcut.bn") in pairs
+
+
+def test_slimming_refuses_a_net_without_batchnorm() -> None:
+    net = nn.Sequential(nn.Linear(2, 2))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match="needs BatchNorm layers"):
+        slimming.NetworkSlimming().attach(net, optimizer)
+    with pytest.raises(ValueError, match="strength must be >= 0, got -1"):
+        slimming.NetworkSlimming(-1)
+
+
+def test_training_with_slimming_shrinks_the_scales(tmp_path: Path, dense: RunDir) -> None:
+    config = methods.named(CONFIG, "slimming", 0.05)
+    place = Place(runs=tmp_path)
+    methods.slimming(config, place, {"strength": "0.05"}, None)
+    slim, plain = (
+        sum(
+            float(m.weight.detach().abs().sum())
+            for m in net.modules()
+            if isinstance(m, nn.BatchNorm2d)
+        )
+        for net in (trained(type(dense)(tmp_path / config.run_name)), trained(dense))
+    )
+    assert slim < 0.8 * plain
+    with pytest.raises(ConfigError, match=r"name must end in '-slimming-0\.1'"):
+        methods.slimming(config, place, {"strength": "0.1"}, None)
+
+
+# ---------------------------------------------------------------------- Soft Filter Pruning
+
+
+def test_soft_pruning_zeroes_the_filters_of_smallest_norm_in_every_layer() -> None:
+    model = conv_net()
+    norms = [model[i].weight.detach().flatten(1).norm(dim=1) for i in (0, 3)]
+    soft_filters.SoftFilterPruning(0.5).end_epoch(model)
+    for i, before in zip((0, 3), norms, strict=True):
+        zero = model[i].weight.detach().flatten(1).norm(dim=1) == 0
+        assert int(zero.sum()) == len(before) // 2
+        assert before[zero].max() < before[~zero].min()
+
+
+def test_a_softly_pruned_filter_is_trained_on_and_may_come_back() -> None:
+    """A teacher with one strong filter: the student's, weakest at first, is zeroed and returns."""
+    teacher, student = (nn.Conv2d(1, 2, 3, bias=False) for _ in range(2))
+    with torch.no_grad():
+        for net, sizes in ((teacher, (1.0, 0.1)), (student, (0.01, 0.5))):
+            net.weight.copy_(torch.tensor(sizes).reshape(2, 1, 1, 1).expand(2, 1, 3, 3))
+    optimizer = torch.optim.SGD(student.parameters(), lr=0.05)
+    method = soft_filters.SoftFilterPruning(0.5)
+    survivors = []
+    for _ in range(3):
+        method.end_epoch(student)
+        survivors.append((student.weight.detach().flatten(1) != 0).any(1).tolist())
+        for _ in range(50):
+            x = torch.randn(8, 1, 5, 5)
+            optimizer.zero_grad()
+            (student(x) - teacher(x).detach()).square().mean().backward()
+            optimizer.step()
+        assert bool((student.weight != 0).all()), "zeroed filters are trained like the others"
+    assert survivors == [[False, True], [True, False], [True, False]]
+
+
+def test_soft_pruning_keeps_a_filter_and_states_its_limits() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 1, 3), nn.Conv2d(1, 10, 3))
+    mask = soft_filters.weak_filters_out(model, 0.99)
+    assert [int(mask[n].flatten(1).any(1).sum()) for n in mask.names] == [1, 1]
+    with pytest.raises(ValueError, match=r"rate must be in \[0, 1\), got 1"):
+        soft_filters.SoftFilterPruning(1.0)
+    with pytest.raises(ValueError, match="needs convolutions"):
+        soft_filters.weak_filters_out(nn.Linear(2, 2), 0.5)
+
+
+def test_a_run_with_soft_pruning_ends_pruned(tmp_path: Path) -> None:
+    rate = soft_filters.rate_for(network(CONFIG), 0.7)
+    config = methods.named(CONFIG, "sfp", rate)
+    methods.soft_filters(config, Place(runs=tmp_path), {"rate": f"{rate}"}, None)
+    from dessilbi.lab.rundir import RunDir
+
+    model = trained(RunDir(tmp_path / config.run_name))
+    weights = {n: p for n, p in model.named_parameters() if p.ndim > 1}
+    left = sum(int((w != 0).sum()) for w in weights.values()) / sum(
+        w.numel() for w in weights.values()
+    )
+    assert left == pytest.approx(0.7, abs=0.05)
+
+
+# ---------------------------------------------------------------------- tickets
+
+
+def test_one_shot_keeps_the_largest_weights_of_all_layers() -> None:
+    model = conv_net()
+    mask = tickets.one_shot(model, 0.3)
+    weights = dict(model.named_parameters())
+    kept = torch.cat([weights[n][mask[n]].abs() for n in mask.names])
+    gone = torch.cat([weights[n][~mask[n]].abs() for n in mask.names])
+    assert kept.min() >= gone.max()
+    assert mask.density == pytest.approx(0.3, abs=0.01)
+
+
+def ticket() -> Mask:
+    filters = torch.tensor([True, False, True, True]).reshape(4, 1, 1, 1).expand(4, 1, 3, 3)
+    torch.manual_seed(1)
+    return Mask({"0.weight": filters, "7.weight": torch.rand(3, 96) < 0.2})
+
+
+def test_sgd_lottery_has_the_layer_densities_of_the_ticket_and_the_largest_weights() -> None:
+    model, wanted = conv_net(), ticket()
+    mask = tickets.largest_as(model, wanted)
+    assert mask.layer_densities() == wanted.layer_densities()
+    norms = model[0].weight.detach().flatten(1).norm(dim=1)
+    rows = mask["0.weight"].flatten(1)
+    assert torch.equal(rows.all(1), rows.any(1)), "filters as a whole"
+    assert norms[rows.all(1)].min() >= norms[~rows.all(1)].max()
+    last = model[7].weight.detach().abs()
+    assert last[mask["7.weight"]].min() >= last[~mask["7.weight"]].max()
+
+
+def test_random_has_the_layer_densities_of_the_ticket_and_depends_on_the_seed_alone() -> None:
+    mask = tickets.random_as(ticket(), seed=0)
+    assert mask.layer_densities() == pytest.approx(ticket().layer_densities())
+    assert tickets.whole_filters(mask["0.weight"])
+    assert mask == tickets.random_as(ticket(), seed=0)
+    assert mask != tickets.random_as(ticket(), seed=1)
+
+
+def test_a_ticket_starts_from_the_same_weights_and_holds_its_mask(
+    dense: RunDir, tmp_path: Path
+) -> None:
+    mask = tickets.one_shot(trained(dense), 0.2)
+    config = retrain(
+        dense, mask, tmp_path, method="one-shot", words="largest", weights="init", epochs=1
+    )
+    run = train(config, Place(runs=tmp_path))
+    assert config.start is not None
+    weights, held = load_start(run, config.start)
+    initial = dense.read_tensors("init.safetensors")
+    assert all(torch.equal(weights[name], initial[name]) for name in initial)
+    assert held == mask
+    after = dict(trained(run).named_parameters())
+    assert all(bool((after[name][~mask[name]] == 0).all()) for name in mask.names)
+
+
+# ---------------------------------------------------------------------- scratch
+
+
+def test_scratch_starts_from_new_weights_and_e_keeps_the_epochs(
+    dense: RunDir, tmp_path: Path
+) -> None:
+    mask = soft_filters.weak_filters_out(network(CONFIG), 0.5)
+    config = scratch(dense, mask, tmp_path, "e")
+    assert config.epochs == CONFIG.epochs
+    assert config.start is not None
+    weights, _ = load_start(type(dense)(tmp_path / config.run_name), config.start)
+    initial = dense.read_tensors("init.safetensors")
+    assert not torch.equal(weights["conv1.weight"], initial["conv1.weight"])
+
+
+def test_scratch_b_spends_the_multiply_adds_of_the_dense_net_but_at_most_twice_the_epochs(
+    dense: RunDir, tmp_path: Path
+) -> None:
+    model = network(CONFIG)
+    mild, harsh = (soft_filters.weak_filters_out(model, rate) for rate in (0.25, 0.9))
+    share = share_of_macs(CONFIG, mild)
+    assert 0.5 < share < 1
+    config = scratch(dense, mild, tmp_path, "b")
+    assert config.epochs == round(CONFIG.epochs / share)
+    twice = scratch(dense, harsh, tmp_path, "b")
+    assert twice.epochs == 2 * CONFIG.epochs
+    assert twice.schedule.milestones == (4, 6), "the schedule is stretched with the epochs"
+    assert share_of_macs(CONFIG, Mask({})) == 1
+
+
+# ---------------------------------------------------------------------- iterative
+
+
+def test_han_prunes_in_rounds_that_keep_the_same_fraction_each() -> None:
+    found = iterative.densities(0.064, 3)
+    assert found == pytest.approx((0.4, 0.16, 0.064))
+    with pytest.raises(ValueError, match=r"target must be in \(0, 1\], got 0"):
+        iterative.densities(0.0, 3)
+    with pytest.raises(ValueError, match="rounds must be >= 1, got 0"):
+        iterative.densities(0.5, 0)
+
+
+def test_han_retrains_the_weights_that_are_left_and_never_takes_one_back(
+    dense: RunDir, tmp_path: Path
+) -> None:
+    parent, masks = dense, []
+    for wanted in iterative.densities(0.1, 3):
+        config = iterative.next_round(parent, wanted, tmp_path, epochs=1)
+        assert config.start is not None
+        _, mask = load_start(type(dense)(tmp_path / config.run_name), config.start)
+        last = parent.load(LAST)
+        assert last is not None
+        weights = last.part("model")
+        kept = torch.cat([weights[n][mask[n]].abs() for n in mask.names])
+        gone = torch.cat([weights[n][~mask[n]].abs() for n in mask.names])
+        assert kept.min() >= gone.max()
+        assert mask.density == pytest.approx(wanted, abs=0.002)
+        masks.append(mask)
+        parent = train(config, Place(runs=tmp_path))
+        assert (parent.path / MASK).is_file()
+        assert config.optimizer.lr == pytest.approx(0.001), "the last learning rate"
+    assert masks[2].issubset(masks[1])
+    assert masks[1].issubset(masks[0])
+
+
+def test_gradual_pruning_ends_at_its_density(tmp_path: Path) -> None:
+    run = train(gradually_pruned(CONFIG, 0.2, every=2), Place(runs=tmp_path))
+    record = run.records()[-1]
+    assert record["density"] == pytest.approx(0.2, abs=0.01)
+    densities = [r["density"] for r in run.records() if "density" in r]
+    assert densities == sorted(densities, reverse=True)

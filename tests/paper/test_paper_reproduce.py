@@ -1,0 +1,199 @@
+"""Running a recipe, stopping it, going on; the command; and the docs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dessilbi.cli import main
+from dessilbi.lab.sweep_executors import Cluster, Ended, InProcess, Processes
+from dessilbi.lab.sweep_work import INTERRUPTED, Order
+from dessilbi.lab.train import Interrupted, Place
+from dessilbi.paper.commands import ReproduceCommand, executor_of, parameters, threads_of
+from dessilbi.paper.recipe import SCALES
+from dessilbi.paper.recipes import RECIPES
+from dessilbi.paper.reproduce import refresh_docs, reproduce, results_file
+from dessilbi.paper.results import Results
+
+if TYPE_CHECKING:
+    from dessilbi.lab.rundir import RunDir
+
+ROOT = Path(__file__).parents[2]
+LAYERS = RECIPES["layers-lenet-3"]
+
+
+@dataclass
+class StopsAfter(InProcess):
+    """Runs that many jobs and then is interrupted."""
+
+    left: int = 1
+
+    def start(self, key: str, order: Order) -> Ended:
+        self.left -= 1
+        if self.left < 0:
+            return Ended(INTERRUPTED)
+        found = super().start(key, order)
+        assert isinstance(found, Ended)
+        return found
+
+
+def test_a_stopped_recipe_goes_on_and_a_partial_table_is_valid(tmp_path: Path) -> None:
+    place = Place(runs=tmp_path / "runs")
+    with pytest.raises(Interrupted):
+        reproduce(LAYERS, "smoke", StopsAfter(left=1), place, tmp_path, seeds=2, threads=1)
+    file = results_file(tmp_path, "layers-lenet-3", "smoke")
+    partial = Results.load(file, "layers-lenet-3", "smoke")
+    assert (partial.done, partial.planned) == (1, 2)
+    (table,) = LAYERS.tables(partial)
+    assert [len(cell.ours) for cell in table.cells] == [1] * 4
+    assert "| 1 |" in table.markdown()
+
+    counting = StopsAfter(left=1)
+    whole = reproduce(LAYERS, "smoke", counting, place, tmp_path, seeds=2, threads=1)
+    assert counting.left == 0, "only the second seed was run"
+    assert whole.done == 2
+    (table,) = LAYERS.tables(whole)
+    assert all(cell.spread is not None for cell in table.cells)
+    assert whole.environment["packages"]["torch"]
+    assert "command" not in whole.environment, "a command holds paths of this machine"
+
+
+def test_a_run_that_cannot_be_measured_is_reported_and_the_others_stay(tmp_path: Path) -> None:
+    def measure(run: RunDir, job: object, place: Place) -> dict[str, float]:
+        if run.config().seed == 0:
+            raise OSError(f"cannot read {run.path}")
+        return {"density": 0.5, "densities": {}}
+
+    broken = replace(LAYERS, measure=measure)
+    place = Place(runs=tmp_path / "runs")
+    found = reproduce(broken, "smoke", InProcess(), place, tmp_path, seeds=2, threads=1)
+    first, second = found.records.values()
+    assert first.status == "failed"
+    assert str(tmp_path) not in first.message
+    assert second.status == "done"
+
+
+# ---------------------------------------------------------------------- the command
+
+
+def test_list_names_every_recipe_with_its_costs(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["reproduce", "--list"])
+    said = capsys.readouterr().out
+    for recipe in RECIPES.values():
+        assert f"\n{recipe.name}\n" in said
+        assert recipe.what in said
+        assert all(recipe.costs[scale] in said for scale in SCALES)
+    assert "estimates" in said
+
+
+def test_the_command_runs_and_makes_tables_again_without_running(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--runs", str(tmp_path)]
+    main(["reproduce", "layers-lenet-3", *options])
+    first = capsys.readouterr().out
+    assert "cut: 400 of scikit-learn's digits" in first
+    assert "started" in first
+    assert "| density | fc1 |" in first
+    assert "1 of 1 runs done; seeds 0" in first
+    main(["reproduce", "layers-lenet-3", "--tables", *options])
+    again = capsys.readouterr().out
+    assert "started" not in again
+    assert again.split("**")[-1] == first.split("**")[-1]
+    assert (tmp_path / "results" / "layers-lenet-3-smoke" / "layers-lenet-3.tex").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["reproduce", "tabel-mnist"], "did you mean 'table-mnist'"),
+        (["reproduce", "--scale", "cpu"], "name a recipe first"),
+        (["reproduce", "cost", "--tables", "--results", "nowhere"], "there are no results in"),
+        (["reproduce", "cost", "--seeds", "0"], "seeds must be >= 1, got 0"),
+        (["reproduce", "cost", "--jobs", "-1"], "jobs must be >= 0, got -1"),
+        (["reproduce", "cost", "--threads", "0"], "threads must be >= 1, got 0"),
+        (["reproduce", "cost", "--slurm", "a=1"], "--slurm is for --on slurm"),
+    ],
+)
+def test_mistakes_are_one_clear_line(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    if "--scale" not in arguments and len(arguments) > 2:
+        arguments = [*arguments, "--runs", str(tmp_path)]
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert message in capsys.readouterr().err
+
+
+def test_where_runs_happen(tmp_path: Path) -> None:
+    place = Place(runs=tmp_path)
+    smoke = ReproduceCommand(place=place)
+    assert isinstance(executor_of(smoke), InProcess)
+    two = ReproduceCommand(scale="cpu", jobs=2, place=place)
+    executor = executor_of(two)
+    assert isinstance(executor, Processes)
+    assert executor.width == 2
+    assert threads_of(replace(two, threads=3)) == 3
+    assert (threads_of(two) or 0) >= 1
+
+
+def test_a_cluster_gets_its_settings(tmp_path: Path) -> None:
+    pytest.importorskip("submitit")
+    assert parameters(("slurm_partition=gpu", "timeout_min=60")) == {
+        "slurm_partition": "gpu",
+        "timeout_min": 60,
+    }
+    with pytest.raises(ValueError, match="--slurm must be NAME=VALUE, got 'gpu'"):
+        parameters(("gpu",))
+    command = ReproduceCommand(
+        scale="cpu",
+        jobs=3,
+        on="submitit-local",
+        slurm=("timeout_min=9",),
+        place=Place(runs=tmp_path),
+    )
+    executor = executor_of(command)
+    assert isinstance(executor, Cluster)
+    assert (executor.width, executor.kind) == (3, "local")
+
+
+# ---------------------------------------------------------------------- the docs
+
+
+def test_docs_are_filled_from_results_and_say_what_was_not_run(tmp_path: Path) -> None:
+    place = Place(runs=tmp_path / "runs")
+    reproduce(LAYERS, "smoke", InProcess(), place, tmp_path, threads=1)
+    docs = tmp_path / "docs.md"
+    docs.write_text(
+        "before\n<!-- results: layers-lenet-3-smoke -->old<!-- end of results -->\nbetween\n"
+        "<!-- results: cost-cpu --><!-- end of results -->\nafter\n"
+    )
+    assert refresh_docs(docs, tmp_path) == 1
+    once = docs.read_text()
+    assert "old" not in once
+    assert "| density | fc1 |" in once
+    assert "<!-- results: cost-cpu -->\nNot run yet.\n<!-- end" in once
+    assert once.startswith("before\n")
+    assert once.endswith("after\n")
+    refresh_docs(docs, tmp_path)
+    assert docs.read_text() == once
+    docs.write_text("<!-- results: nothing-cpu --><!-- end of results -->")
+    with pytest.raises(ValueError, match="no recipe and scale"):
+        refresh_docs(docs, tmp_path)
+
+
+def test_the_page_on_the_reproduction_is_up_to_date(tmp_path: Path) -> None:
+    page = ROOT / "docs" / "reproduction.md"
+    if not page.is_file():
+        pytest.skip("docs are not part of this checkout")
+    copy = tmp_path / "page.md"
+    copy.write_text(page.read_text())
+    refresh_docs(copy, ROOT / "results")
+    assert copy.read_text() == page.read_text(), (
+        "run `dessilbi reproduce --docs docs/reproduction.md`"
+    )
+    for name in RECIPES:
+        assert f"`{name}`" in page.read_text(), f"{name} is not on the page"

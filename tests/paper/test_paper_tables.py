@@ -1,0 +1,119 @@
+"""Ours against theirs: what a table says, in three formats."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dessilbi.paper.figures import Line, Panel, draw_panels
+from dessilbi.paper.results import Record, Results
+from dessilbi.paper.tables import Cell, Table
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "their_spread", "outside"),
+    [
+        ((90.0, 92.0), 94.0, None, True),  # 3 apart, spread 1.41
+        ((90.0, 92.0), 94.0, 2.0, False),  # their spread covers the rest
+        ((90.0, 92.0), 92.0, None, False),
+        ((91.0,), 94.0, 2.0, None),  # one seed has no spread
+        ((), 94.0, None, None),
+        ((90.0, 92.0), None, None, None),
+    ],
+)
+def test_outside_means_further_apart_than_both_spreads(
+    ours: tuple[float, ...], theirs: float | None, their_spread: float | None, outside: bool | None
+) -> None:
+    assert Cell("row", "column", ours, theirs, their_spread).outside is outside
+
+
+TABLE = Table(
+    "x",
+    "A title & more",
+    [
+        Cell("a_b", "50 %", (90.0, 92.0), 94.0, 0.5),
+        Cell("single", "", (90.0,), 94.0, collapsed=2),
+        Cell("missing", "", (), 94.0),
+        Cell("new", "", (1.0, 3.0)),
+    ],
+    notes=("A note.",),
+)
+
+
+def test_markdown_shows_ours_theirs_and_the_difference() -> None:
+    text = TABLE.markdown()
+    assert "| a_b | 50 % | 91.00 ± 1.41 | 2 | 94.00 ± 0.50 | -3.00 | yes |" in text
+    assert "| single |  | 90.00 | 1, 2 collapsed | 94.00 | -4.00 | ? |" in text
+    assert "| missing |  | - | 0 | 94.00 | - | - |" in text
+    assert "| new |  | 2.00 ± 1.41 | 2 | - | - | - |" in text
+    assert "3 of 4 cells have a result." in text
+    assert "- A note." in text
+
+
+def test_csv_keeps_full_precision() -> None:
+    rows = list(csv.DictReader(io.StringIO(TABLE.csv())))
+    assert float(rows[0]["spread"]) == pytest.approx(2**0.5)
+    assert rows[0]["difference"] == "-3.0"
+    assert rows[2]["mean"] == ""
+    assert [r["collapsed"] for r in rows] == ["0", "2", "0", "0"]
+
+
+def test_latex_escapes_what_latex_would_read() -> None:
+    text = TABLE.latex()
+    assert r"a\_b & 50 \% & 91.00 $\pm$ 1.41 & 2 & 94.00 $\pm$ 0.50 & -3.00 & yes \\" in text
+    assert r"\caption{A title \& more. 3 of 4 cells" in text
+    assert text.count(r"\\") == len(TABLE.cells) + 1
+
+
+def test_a_table_writes_three_files(tmp_path: Path) -> None:
+    assert {f.suffix for f in TABLE.write(tmp_path / "new")} == {".md", ".csv", ".tex"}
+
+
+def test_figures_are_png_and_svg_with_labels_and_the_same_each_time(tmp_path: Path) -> None:
+    panel = Panel("title", "epoch", "accuracy, %", [Line("kappa=1", [1, 2], [[1, 2], [3, 4]])])
+    png, svg = draw_panels([panel], tmp_path / "figure", "all")
+    assert png.read_bytes().startswith(b"\x89PNG")
+    first = svg.read_text()
+    assert all(word in first for word in ("epoch", "accuracy, %", "kappa=1 (2 seeds)", "title"))
+    assert draw_panels([Panel("empty", "", "")], tmp_path / "none", "") == []
+
+
+def results() -> Results:
+    found = Results("table-mnist", "smoke", planned=4)
+    for seed, accuracy in ((1, 98.0), (0, 99.0), (2, 10.0)):
+        values = {"accuracy": accuracy, "collapsed": accuracy < 20}
+        found.records[f"a/{seed}"] = Record({"row": "a", "seed": seed}, "done", values, run="r")
+    found.records["b"] = Record({"row": "b", "seed": 0}, "failed", message="no luck")
+    return found
+
+
+def test_results_go_to_a_file_and_back(tmp_path: Path) -> None:
+    file = tmp_path / "deep" / "r.json"
+    results().save(file)
+    assert Results.load(file, "table-mnist", "smoke") == results()
+    assert sum('"status"' in line for line in file.read_text().splitlines()) == 4, "a line a run"
+
+
+def test_collapsed_and_failed_runs_are_counted_but_not_averaged() -> None:
+    found = results()
+    assert found.values("accuracy", row="a") == [99.0, 98.0], "in the order of seeds"
+    assert found.collapsed(row="a") == 1
+    assert found.values("accuracy", row="b") == []
+    assert found.done == 3
+
+
+def test_foreign_files_of_results_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "r.json"
+    results().save(file)
+    with pytest.raises(ValueError, match="holds table-mnist at scale smoke, not cost at cpu"):
+        Results.load(file, "cost", "cpu")
+    file.write_text("{")
+    with pytest.raises(ValueError, match="is not a file of results"):
+        Results.load(file, "cost", "cpu")
+    assert Results.load(tmp_path / "none", "cost", "cpu") == Results("cost", "cpu")

@@ -1,0 +1,81 @@
+"""Guided backpropagation and activation maximisation on nets small enough to check by hand."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import pytest
+import torch
+from torch import nn
+
+from dessilbi.paper.figures import tiled
+from dessilbi.paper.visual import by_norm, guided_gradients, maximised, min_max
+
+
+def chain(first: float, second: float, third: float) -> nn.Sequential:
+    """Three 1x1 convolutions with ReLUs between them; their product is the gradient."""
+    net = nn.Sequential(
+        OrderedDict(
+            a=nn.Conv2d(1, 1, 1, bias=False),
+            r1=nn.ReLU(inplace=True),
+            b=nn.Conv2d(1, 1, 1, bias=False),
+            r2=nn.ReLU(inplace=True),
+            c=nn.Conv2d(1, 1, 1, bias=False),
+        )
+    )
+    with torch.no_grad():
+        for conv, value in zip((net[0], net[2], net[4]), (first, second, third), strict=True):
+            conv.weight.fill_(value)
+    return net
+
+
+def test_guided_gradients_pass_where_inputs_and_gradients_are_positive() -> None:
+    image = torch.tensor([[[1.0, -1.0]]])
+    (found,) = guided_gradients(chain(2.0, 3.0, 5.0), "c", image)
+    torch.testing.assert_close(found, torch.tensor([[[30.0, 0.0]]]))
+
+
+def test_guided_gradients_stop_negative_gradients_that_plain_ones_let_through() -> None:
+    image = torch.ones(1, 1, 2)
+    net = chain(2.0, 3.0, -5.0)
+    (found,) = guided_gradients(net, "c", image)
+    assert torch.equal(found, torch.zeros(1, 1, 2))
+    x = image.unsqueeze(0).requires_grad_()
+    (plain,) = torch.autograd.grad(chain(2.0, 3.0, -5.0)(x.clone()).sum(), x)
+    assert bool((plain == -30.0).all())
+
+
+def test_guided_gradients_leave_the_network_as_it_was() -> None:
+    net = chain(1.0, 1.0, 1.0).train()
+    guided_gradients(net, "c", torch.ones(1, 1, 2))
+    assert net.training
+    assert net[1].inplace
+    assert not any(m._backward_hooks or m._forward_hooks for m in net.modules())
+    assert all(p.grad is None for p in net.parameters())
+
+
+def test_an_unknown_layer_says_which_there_are() -> None:
+    with pytest.raises(ValueError, match="layer 'x' does not exist; convolutions: a, b, c"):
+        guided_gradients(chain(1, 1, 1), "x", torch.ones(1, 1, 2))
+
+
+def test_the_image_that_excites_a_linear_filter_most_is_the_filter() -> None:
+    net = nn.Sequential(nn.Conv2d(1, 3, 5, bias=False))
+    found = maximised(net, "0", [2, 0], (1, 5, 5), steps=200, lr=0.3)
+    for image, i in zip(found, (2, 0), strict=True):
+        wanted = net[0].weight[i].detach()
+        torch.testing.assert_close(image, wanted / wanted.norm(), atol=1e-3, rtol=0)
+
+
+def test_images_are_stretched_each_for_itself_and_ordered_by_norm() -> None:
+    images = torch.stack([torch.tensor([[[-1.0, 3.0]]]), torch.zeros(1, 1, 2)])
+    assert min_max(images).tolist() == [[[[0.0, 1.0]]], [[[0.0, 0.0]]]]
+    weight = torch.tensor([1.0, 3.0, -2.0]).reshape(3, 1, 1, 1)
+    assert by_norm(weight).tolist() == [1, 2, 0]
+
+
+def test_tiles_go_from_the_upper_left_to_the_lower_right() -> None:
+    sheet = tiled(torch.arange(3.0).reshape(3, 1, 1, 1))
+    assert sheet.shape == (4, 4)
+    assert [sheet[0, 0], sheet[0, 2], sheet[2, 0]] == [0, 1, 2]
+    assert tiled(torch.zeros(2, 3, 4, 4)).shape == (10, 10, 3)
