@@ -9,7 +9,7 @@ EXTRAS ?= lab,compact,report,dev
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.installed-$(TORCH)
 
-.PHONY: help demo test lint types unit test-slow bench docs clean
+.PHONY: help demo test lint types unit browser test-slow bench docs clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -35,7 +35,18 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
-unit: $(STAMP)
+# The report is tested in a real browser. Where there is none, and we may, Debian's is installed; where
+# that cannot be, the browser tests are skipped and say so.
+browser:
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null \
+		|| command -v google-chrome >/dev/null || { \
+		test "$$(id -u)" = 0 && command -v apt-get >/dev/null \
+		&& echo "installing chromium for the tests of the report" \
+		&& timeout 240 sh -c 'apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
+			apt-get install -y -qq --no-install-recommends chromium' >/dev/null 2>&1 \
+		|| echo "no chromium: the browser tests of the report are skipped"; }
+
+unit: $(STAMP) browser
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 test-slow: $(STAMP) ## the longer checks

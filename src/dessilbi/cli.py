@@ -21,6 +21,8 @@ commands:
   frontier RUN    accuracy against size for every budget of a run, next to other runs
   compact RUN     a point of a run as a smaller network, the same function, checked
   export RUN      the same as one ONNX file
+  report RUN      one HTML file to look at a run, or to compare several
+  figures RUN     the same as figures to print, PNG, SVG and PDF
   theory WHAT     curvature of a run or recipe, the safe learning rate, and a verdict
   reproduce NAME  a table or figure of the paper: runs, tables and figures; --list shows all
 
@@ -115,6 +117,18 @@ def _reproduce(arguments: list[str]) -> None:
     _guarded(reproduce_command, arguments)
 
 
+def _report(arguments: list[str]) -> None:
+    from dessilbi.report.commands import report_command
+
+    _guarded(report_command, arguments)
+
+
+def _figures(arguments: list[str]) -> None:
+    from dessilbi.report.commands import figures_command
+
+    _guarded(figures_command, arguments)
+
+
 _COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "demo": _demo,
     "train": _train,
@@ -123,6 +137,8 @@ _COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "compact": _compact,
     "export": _export,
     "frontier": _frontier,
+    "report": _report,
+    "figures": _figures,
     "theory": _theory,
     "reproduce": _reproduce,
 }

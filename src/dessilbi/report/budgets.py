@@ -1,0 +1,121 @@
+"""Accuracy for every budget, and compact networks, as other commands left them in a run.
+
+``dessilbi frontier`` leaves ``frontier.json``, ``dessilbi compact`` a folder ``compact-.../`` with
+``report.json``.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .plain import read_json
+
+if TYPE_CHECKING:
+    from dessilbi.lab.rundir import RunDir
+
+
+@dataclass(frozen=True)
+class Point:
+    """One budget of ``frontier.json``."""
+
+    budget: float
+    density: float
+    parameters: int
+    macs: float
+    accuracy: float
+
+
+@dataclass(frozen=True)
+class CompactRow:
+    """One compact network, next to the dense one."""
+
+    chosen: str
+    """How the subnetwork was chosen, in words."""
+    density: float | None
+    parameters: int
+    macs: float
+    bytes: int
+    dense_parameters: int
+    dense_macs: float
+    dense_bytes: int
+    latency: tuple[tuple[int, float, float], ...]
+    """Batch size, and milliseconds of the dense and of the compact network."""
+    difference: float | None
+    """Largest relative one to the masked network."""
+
+
+@dataclass(frozen=True)
+class Budgets:
+    """All that is known beyond the run itself."""
+
+    points: tuple[Point, ...] = ()
+    judged_on: str = ""
+    compacts: tuple[CompactRow, ...] = ()
+
+    def accuracy(self, compact: CompactRow) -> float | None:
+        """Accuracy of the budget that a compact network was made for, if it was evaluated."""
+        if compact.density is None:
+            return None
+        # The words of a compact network give two decimals of a percentage.
+        near = [p for p in self.points if abs(p.density - compact.density) < 6e-5]
+        return near[0].accuracy if near else None
+
+
+def read_budgets(run: RunDir, notes: list[str]) -> Budgets:
+    """Read what is there; what is damaged is noted and left out."""
+    points, judged_on = _points(run, notes)
+    compacts = []
+    for file in sorted(run.path.glob("compact*/report.json")):
+        found = read_json(file, notes)
+        if found is None:
+            continue
+        try:
+            compacts.append(_compact(found))
+        except (KeyError, TypeError, ValueError) as error:
+            notes.append(f"{file.parent.name}/{file.name} is of another kind ({error!r})")
+    compacts.sort(key=lambda c: c.parameters)
+    return Budgets(points, judged_on, tuple(compacts))
+
+
+def _points(run: RunDir, notes: list[str]) -> tuple[tuple[Point, ...], str]:
+    file = run.path / "frontier.json"
+    found = read_json(file, notes) if file.exists() else None
+    if found is None:
+        return (), ""
+    try:
+        points = sorted((_point(p) for p in found["points"]), key=lambda p: p.density)
+        return tuple(points), str(found["judged_on"])
+    except (KeyError, TypeError, ValueError) as error:
+        notes.append(f"{file.name} is of another kind ({error!r}); run `dessilbi frontier` again")
+        return (), ""
+
+
+def _point(p: dict[str, Any]) -> Point:
+    return Point(
+        float(p["budget"]), float(p["density"]), int(p["parameters"]), float(p["macs"]),
+        float(p["accuracy"]),
+    )  # fmt: skip
+
+
+def _compact(found: dict[str, Any]) -> CompactRow:
+    small, dense = found["compact"], found["dense"]
+    chosen = str(found.get("chosen", ""))
+    share = re.search(r"([\d.]+)% of the weights", chosen)
+    difference = found.get("largest_difference")
+    return CompactRow(
+        chosen=chosen,
+        density=float(share[1]) / 100 if share else None,
+        parameters=int(small["parameters"]),
+        macs=float(small["macs"]),
+        bytes=int(small["bytes"]),
+        dense_parameters=int(dense["parameters"]),
+        dense_macs=float(dense["macs"]),
+        dense_bytes=int(dense["bytes"]),
+        latency=tuple(
+            (int(one["batch"]), float(one["dense"]["median"]), float(one["compact"]["median"]))
+            for one in found["latency"]
+        ),
+        difference=None if difference is None else float(difference),
+    )

@@ -1,0 +1,146 @@
+"""The report: one HTML file that needs nothing else, neither a network nor another file.
+
+Text and tables are HTML, and each panel holds a still figure, so that the page can be read without
+JavaScript. Where there is JavaScript the still figures give way to live ones.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+from typing import TYPE_CHECKING
+
+from dessilbi._disk import write_whole
+from dessilbi.lab.rundir import RunError, clear_errors
+
+from . import tables
+from .panels import panels_of
+from .payload import make_payload
+from .run_data import read_runs
+from .still import stills
+from .story import headline, story
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.resources.abc import Traversable
+
+    from .run_data import RunData
+
+FILE = "report.html"
+
+
+def write_report(runs: Sequence[str | Path], file: str | Path | None = None) -> Path:
+    """Write the report of one or several runs; returns its place.
+
+    Args:
+        runs: run directories; the first is the one looked at.
+        file: by default ``report.html`` in the first run directory.
+
+    Raises:
+        RunError: a directory is not a run, is damaged, or the file cannot be written.
+    """
+    if not runs:
+        raise RunError("name at least one run directory")
+    found = read_runs(runs)
+    place = Path(file) if file is not None else found[0].folder / FILE
+    page = make_page(found)
+    with clear_errors(place):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(place, page.encode())
+    return place
+
+
+def make_page(runs: Sequence[RunData]) -> str:
+    """The report as text."""
+    values, arrays = make_payload(runs)
+    script = page_script()
+    first = runs[0]
+    title = headline(first) if len(runs) == 1 else f"{len(runs)} runs compared"
+    images = stills(runs)
+    return Template(_read(_pages() / "page.html")).substitute(
+        policy=_policy(script),
+        title=escape(title),
+        style=_read(_pages() / "style.css"),
+        story="".join(f"<p>{escape(sentence)}</p>" for sentence in story(first)),
+        runs=tables.runs_table(runs) if len(runs) > 1 else "",
+        notes=_notes(runs),
+        panels="\n".join(panel.html(images.get(panel.key)) for panel in panels_of(runs)),
+        tables=_tables(runs),
+        values=_in_script(values),
+        arrays=arrays,
+        script=script,
+    )
+
+
+def page_script() -> str:
+    """The parts of the script in the order of their names, in one scope."""
+    parts = sorted((_pages() / "js").iterdir(), key=lambda part: part.name)
+    body = "\n".join(_read(part) for part in parts if part.name.endswith(".js"))
+    return f'(function () {{\n"use strict";\n{body}\n}})();\n'
+
+
+def _pages() -> Traversable:
+    return files("dessilbi.report") / "page"
+
+
+def _read(part: Traversable) -> str:
+    return part.read_text(encoding="utf-8")
+
+
+def _policy(script: str) -> str:
+    """Only this script may run, and nothing may be fetched."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return (
+        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "
+        "img-src data: blob:; base-uri 'none'; form-action 'none'"
+    )
+
+
+def _in_script(values: object) -> str:
+    """JSON that cannot end the script element that it stands in."""
+    text = json.dumps(values, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
+    return (
+        text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+        .replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+    )  # fmt: skip
+
+
+def _notes(runs: Sequence[RunData]) -> str:
+    lines = [f"<li>{escape(f'{run.name}: {note}')}</li>" for run in runs for note in run.notes]
+    if not lines:
+        return ""
+    return f'<aside class="notes"><h2>Left out</h2><ul>{"".join(lines)}</ul></aside>'
+
+
+def _tables(runs: Sequence[RunData]) -> str:
+    parts = []
+    if paper := tables.paper_table(runs):
+        parts.append(_section("paper", "Ours against the paper", paper))
+    for run in runs:
+        which = f" of {run.name}" if len(runs) > 1 else ""
+        if run.budgets.points:
+            parts.append(_section("", f"Every budget{which}", tables.budgets_table(run)))
+        if run.budgets.compacts:
+            parts.append(_section("", f"Compact networks{which}", tables.compacts_table(run)))
+    parts.append(_section("commands", "Make it again", "".join(map(tables.commands, runs))))
+    parts.append(_details("config", "Configuration", tables.config_table(runs)))
+    parts.append(_details("environment", "Environment", tables.environment_table(runs)))
+    for run in runs:
+        which = f" of {run.name}" if len(runs) > 1 else ""
+        parts.append(_details("", f"Every epoch{which}", tables.epochs_table(run)))
+    return "\n".join(parts)
+
+
+def _section(name: str, title: str, body: str) -> str:
+    mark = f' id="{name}"' if name else ""
+    return f"<section{mark}><h2>{escape(title)}</h2>{body}</section>"
+
+
+def _details(name: str, title: str, body: str) -> str:
+    mark = f' id="{name}"' if name else ""
+    return f"<details{mark}><summary>{escape(title)}</summary>{body}</details>"

@@ -1,0 +1,75 @@
+// What is looked at. Every panel is told what changed, once a frame.
+
+let report = null;
+const state = { run: 0, layer: 0, epoch: 0, unit: null };
+const listeners = [];
+let changed = new Set();
+let scheduled = false;
+
+function change(values) {
+  for (const [name, value] of Object.entries(values)) {
+    if (state[name] === value) continue;
+    state[name] = value;
+    changed.add(name);
+  }
+  if (changed.size && !scheduled) {
+    scheduled = true;
+    requestAnimationFrame(tell);
+  }
+}
+
+function tell() {
+  const what = changed;
+  changed = new Set();
+  scheduled = false;
+  for (const listener of listeners) listener(what);
+}
+
+const run = () => report.runs[state.run];
+const path = () => run().path;
+const layer = () => path().layers[state.layer];
+
+// The last mark at or before the chosen epoch: runs need not have marked the same ones.
+function markAt(epochs, epoch = state.epoch) {
+  let at = 0;
+  while (at < epochs.length - 1 && epochs[at + 1] <= epoch) at++;
+  return at;
+}
+
+function recordAt(one, name, epoch = state.epoch) {
+  const at = one.records.epoch.indexOf(epoch);
+  return at < 0 ? null : one.records[name][at];
+}
+
+function selectUnit(unit) {
+  if (unit === null || unit === state.unit) return change({ unit: null });
+  return change({ unit, layer: path().layerOf[unit] });
+}
+
+// Words for a filter: what the tooltip and the readouts say.
+function unitName(unit) {
+  const found = path().layers[path().layerOf[unit]];
+  return `${found.short}, ${found.word} ${unit - found.start}`;
+}
+
+function unitLines(unit) {
+  const p = path();
+  const found = p.layers[p.layerOf[unit]];
+  const mark = markAt(p.epochs);
+  const at = mark * p.rows + unit;
+  const lines = [];
+  if (p.entry[unit] < 0) lines.push("never entered");
+  else {
+    const seen = found.exact ? "entered at step" : "first weight seen at step";
+    lines.push(`${seen} ${p.entry[unit].toLocaleString("en")} (epoch ${p.entryEpoch[unit].toFixed(1)})`);
+  }
+  if (p.leaves[unit]) lines.push(`left again ${p.leaves[unit]} time${p.leaves[unit] > 1 ? "s" : ""}`);
+  const inside = p.inside[at];
+  const where = inside === 255 ? "in the support" : inside ? `${percent(inside / 255, 0)} in the support` : "outside";
+  lines.push(`epoch ${p.epochs[mark]}: ${where}`);
+  lines.push(`‖W‖ ${short(p.W[at], 3)}   ‖Γ‖ ${short(p.Gamma[at], 3)}   ‖V‖ ${short(p.V[at], 3)}`);
+  if (found.exact && p.threshold[unit] > 0) {
+    lines.push(`‖V‖ is ${percent(p.V[at] / p.threshold[unit], 0)} of λ`);
+  }
+  return lines;
+}

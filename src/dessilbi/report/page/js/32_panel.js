@@ -1,0 +1,185 @@
+// A panel: two canvases over each other. The lower one holds what does not depend on the epoch and
+// is drawn rarely; the upper one the cursor and what is highlighted. A spec says how:
+//   needs      names in `state` that the lower canvas depends on
+//   height     of the panel, given its width
+//   base, overlay   draw; `this`-less, given the panel
+//   hit        what lies under a pixel: {title, lines, unit, epoch}
+//   legend, readout, csv    what it says beside the picture
+//   choices    selections of its own, [{name, label, options: [[value, text]]}]
+//   zoom       label of a box that narrows an axis
+
+class Panel {
+  constructor(figure, spec) {
+    this.figure = figure;
+    this.spec = spec;
+    this.key = figure.dataset.key;
+    this.title = figure.querySelector("h2").textContent;
+    this.log = figure.dataset.log === "2";
+    this.zoom = false;
+    this.options = {};
+    this.pointer = null;
+    this.tools();
+    this.readout = this.append("p", "readout");
+    this.legend = this.append("div", "legend");
+    this.plot = this.append("div", "plot");
+    this.base = this.canvas("picture");
+    this.overlay = this.canvas("presentation");
+    this.base.setAttribute("aria-label", this.title);
+    this.plot.addEventListener("pointermove", (event) => this.hover(event));
+    this.plot.addEventListener("pointerleave", () => this.leave());
+    this.plot.addEventListener("click", (event) => this.click(event));
+    new ResizeObserver(() => this.resize()).observe(this.plot);
+  }
+
+  append(kind, name) {
+    const element = document.createElement(kind);
+    element.className = name;
+    this.figure.append(element);
+    return element;
+  }
+
+  canvas(role) {
+    const canvas = document.createElement("canvas");
+    canvas.setAttribute("role", role === "picture" ? "img" : role);
+    this.plot.append(canvas);
+    return canvas;
+  }
+
+  tools() {
+    const bar = this.append("div", "tools");
+    const button = (text, words, action) => {
+      const made = document.createElement("button");
+      made.type = "button";
+      made.textContent = text;
+      made.setAttribute("aria-label", words);
+      made.addEventListener("click", action);
+      bar.append(made);
+    };
+    for (const choice of this.spec.choices || []) bar.append(this.choice(choice));
+    if (this.figure.dataset.log !== "0") bar.append(this.box("log", "log axis"));
+    if (this.spec.zoom) bar.append(this.box("zoom", this.spec.zoom));
+    button("PNG", `${this.title}: save as PNG`, () => savePicture(this, this.file()));
+    button("CSV", `${this.title}: save as CSV`, () => saveTable(this.spec.csv(this), this.file()));
+  }
+
+  box(name, words) {
+    const label = document.createElement("label");
+    const box = document.createElement("input");
+    box.type = "checkbox";
+    box.name = name;
+    box.checked = this[name];
+    box.addEventListener("change", () => {
+      this[name] = box.checked;
+      this.draw();
+    });
+    label.append(box, words);
+    return label;
+  }
+
+  choice({ name, label, options }) {
+    const select = document.createElement("select");
+    select.setAttribute("aria-label", `${this.title}: ${label}`);
+    select.name = name;
+    for (const [value, text] of options) select.append(new Option(text, value));
+    this.options[name] = options[0][0];
+    select.addEventListener("change", () => {
+      this.options[name] = select.value;
+      this.draw();
+    });
+    return select;
+  }
+
+  file() {
+    return `${run().name}-${this.key}`.replace(/[^\w.-]+/g, "_");
+  }
+
+  resize() {
+    const width = Math.floor(this.plot.clientWidth);
+    if (!width || width === this.width) return;
+    this.draw();
+  }
+
+  fit() {
+    this.width = Math.floor(this.plot.clientWidth) || 600;
+    this.height = Math.round(this.spec.height(this.width, this));
+    const ratio = Math.min(devicePixelRatio || 1, 2);
+    this.plot.style.height = `${this.height}px`;
+    for (const canvas of [this.base, this.overlay]) {
+      const [w, h] = [Math.round(this.width * ratio), Math.round(this.height * ratio)];
+      if (canvas.width !== w || canvas.height !== h) [canvas.width, canvas.height] = [w, h];
+      canvas.style.height = `${this.height}px`;
+      canvas.getContext("2d").setTransform(ratio, 0, 0, ratio, 0, 0);
+    }
+  }
+
+  update(what) {
+    if (what.has("all") || this.spec.needs.some((name) => what.has(name))) this.draw();
+    else if (["epoch", "unit", "layer"].some((name) => what.has(name))) this.drawOverlay();
+  }
+
+  draw() {
+    this.fit();
+    const ctx = this.base.getContext("2d");
+    ctx.clearRect(0, 0, this.width, this.height);
+    this.paint(ctx, "base");
+    this.drawLegend();
+    this.drawOverlay();
+  }
+
+  drawOverlay() {
+    const ctx = this.overlay.getContext("2d");
+    ctx.clearRect(0, 0, this.width, this.height);
+    this.paint(ctx, "overlay");
+    this.readout.textContent = this.spec.readout ? this.spec.readout(this) : "";
+  }
+
+  paint(ctx, which) {
+    this.ctx = ctx;
+    ctx.save();
+    if (this.spec[which]) this.spec[which](this);
+    ctx.restore();
+  }
+
+  drawLegend() {
+    const entries = this.spec.legend ? this.spec.legend(this) : [];
+    this.legend.replaceChildren(
+      ...entries.map(({ label, colour, dash, mark }) => {
+        const item = document.createElement("span");
+        const swatch = document.createElement("i");
+        swatch.style.color = colour;
+        swatch.className = mark || (dash && dash.length ? (dash[0] > 2 ? "dashed" : "dotted") : "solid");
+        item.append(swatch, label);
+        return item;
+      })
+    );
+  }
+
+  find(event) {
+    if (!this.spec.hit) return null;
+    const box = this.plot.getBoundingClientRect();
+    return this.spec.hit(this, event.clientX - box.left, event.clientY - box.top);
+  }
+
+  hover(event) {
+    const found = this.find(event);
+    this.plot.style.cursor = found && (found.unit !== undefined || found.epoch !== undefined) ? "pointer" : "";
+    if (found) tooltip.show(found, event.clientX, event.clientY);
+    else tooltip.hide();
+    this.pointer = found;
+    if (this.spec.follows) this.drawOverlay();
+  }
+
+  leave() {
+    tooltip.hide();
+    this.pointer = null;
+    if (this.spec.follows) this.drawOverlay();
+  }
+
+  click(event) {
+    const found = this.find(event);
+    if (!found) return;
+    if (found.unit !== undefined) selectUnit(found.unit);
+    else if (found.layer !== undefined) change({ layer: found.layer, unit: null });
+    else if (found.epoch !== undefined) change({ epoch: found.epoch });
+  }
+}

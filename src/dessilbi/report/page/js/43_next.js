@@ -1,0 +1,140 @@
+// Who is next: ||V_g|| against lambd, filter by filter; of single weights a histogram.
+
+function ratios() {
+  const p = path();
+  const mark = markAt(p.epochs);
+  return layerUnits()
+    .map((unit) => ({
+      unit,
+      ratio: p.V[mark * p.rows + unit] / p.threshold[unit],
+      inside: p.inside[mark * p.rows + unit] > 0,
+    }))
+    .sort((a, b) => b.ratio - a.ratio);
+}
+
+// The filter of the whole net that is outside and nearest to its threshold.
+function nextOfAll() {
+  const p = path();
+  const at = markAt(p.epochs) * p.rows;
+  let best = null;
+  let largest = 0;
+  for (let unit = 0; unit < p.rows; unit++) {
+    if (p.inside[at + unit] || !(p.threshold[unit] > 0)) continue;
+    const ratio = p.V[at + unit] / p.threshold[unit];
+    if (ratio > largest) [best, largest] = [unit, ratio];
+  }
+  return best === null ? null : { unit: best, ratio: largest };
+}
+
+function drawRatios(panel) {
+  const { ctx, frame } = panel;
+  const bars = (panel.bars = ratios());
+  const highest = Math.max(1.15, ...bars.map((bar) => bar.ratio * 1.05).filter(Number.isFinite));
+  const x = (panel.x = linear(0, bars.length, frame.left, frame.right));
+  const y = (panel.y = linear(0, highest, frame.bottom, frame.top));
+  axes(ctx, frame, x, y, {
+    xLabel: `${layer().word}s of ${layer().short}, the nearest first`, yLabel: "‖V‖ / λ", xTicks: [],
+  });
+  const width = x(1) - x(0);
+  const wide = width > 13;
+  bars.forEach((bar, i) => {
+    ctx.fillStyle = bar.inside ? colours.inside : colours.outside;
+    ctx.globalAlpha = state.unit === null || state.unit === bar.unit ? 1 : 0.35;
+    ctx.fillRect(x(i) + width * 0.12, y(bar.ratio), Math.max(width * 0.76, 0.6), frame.bottom - y(bar.ratio));
+    if (!wide) return;
+    ctx.globalAlpha = 1;
+    ctx.fillStyle = colours.muted;
+    ctx.font = `10px ${colours.font}`;
+    ctx.textAlign = "center";
+    ctx.textBaseline = "top";
+    ctx.fillText(bar.unit - layer().start, x(i + 0.5), frame.bottom + 4);
+  });
+  ctx.globalAlpha = 1;
+  ctx.strokeStyle = colours.ink;
+  ctx.lineWidth = 1.5;
+  line(ctx, frame.left, y(1), frame.right, y(1));
+  label(ctx, "enters above λ", frame.right, y(1) - 4);
+}
+
+function label(ctx, text, right, bottom) {
+  ctx.font = `600 11px ${colours.font}`;
+  ctx.textAlign = "right";
+  ctx.textBaseline = "bottom";
+  ctx.lineWidth = 4;
+  ctx.strokeStyle = colours.paper;
+  ctx.strokeText(text, right, bottom);
+  ctx.fillStyle = colours.ink;
+  ctx.fillText(text, right, bottom);
+}
+
+function drawHistogram(panel, counts) {
+  const { ctx, frame } = panel;
+  const { count, highest } = report.bins;
+  const x = linear(0, highest, frame.left, frame.right);
+  const y = logarithmic(0.7, Math.max(...counts, 10) * 1.4, frame.bottom, frame.top);
+  axes(ctx, frame, x, y, { xLabel: "|V| / λ of single weights; the last bar: all above", yLabel: "weights" });
+  counts.forEach((n, i) => {
+    if (!n) return;
+    ctx.fillStyle = (i + 0.5) * (highest / count) > 1 ? colours.inside : colours.outside;
+    const left = x((i * highest) / count);
+    ctx.fillRect(left + 0.5, y(n), x(highest / count) - x(0) - 1, frame.bottom - y(n));
+  });
+  ctx.strokeStyle = colours.ink;
+  ctx.lineWidth = 1.5;
+  line(ctx, x(1), frame.top, x(1), frame.bottom);
+  label(ctx, "λ", x(1) - 4, frame.top + 14);
+}
+
+function histogram() {
+  const kept = nearestKept();
+  return kept && kept.histograms[state.layer] ? { epoch: kept.epoch, counts: kept.histograms[state.layer] } : null;
+}
+
+const nextSpec = {
+  needs: ["run", "layer", "epoch", "unit"],
+  height: (width) => Math.max(220, Math.min(300, width * 0.62)),
+  base(panel) {
+    panel.frame = frameOf(panel);
+    panel.bars = null;
+    if (layer().exact && path().threshold[layer().start] > 0) return drawRatios(panel);
+    const found = histogram();
+    if (found) return drawHistogram(panel, found.counts);
+    panel.ctx.fillStyle = colours.muted;
+    panel.ctx.font = `13px ${colours.font}`;
+    panel.ctx.fillText("No epoch was kept (--keep) to look at single weights.", 12, 60);
+    return undefined;
+  },
+  hit(panel, px, py) {
+    if (!panel.bars || py < panel.frame.top - 10 || py > panel.frame.bottom + 18) return null;
+    const bar = panel.bars[Math.floor(panel.x.invert(px))];
+    return bar ? { title: unitName(bar.unit), lines: unitLines(bar.unit), unit: bar.unit } : null;
+  },
+  legend: () => [
+    { label: "in the support", colour: colours.inside, mark: "box" },
+    { label: "outside", colour: colours.outside, mark: "box" },
+  ],
+  readout(panel) {
+    if (!panel.bars) {
+      const found = histogram();
+      return found
+        ? `Weights of ${layer().short} enter one by one; shown is the kept epoch ${found.epoch}.`
+        : `Weights of ${layer().short} enter one by one.`;
+    }
+    const waiting = panel.bars.filter((bar) => !bar.inside && bar.ratio > 0).slice(0, 3);
+    const all = nextOfAll();
+    const names = waiting.map((bar) => `${bar.unit - layer().start} (${percent(bar.ratio, 0)} of λ)`);
+    const here = names.length ? `Next in ${layer().short}: ${names.join(", ")}.` : `All of ${layer().short} are in.`;
+    return all && path().layerOf[all.unit] !== state.layer
+      ? `${here} In the whole net: ${unitName(all.unit)} (${percent(all.ratio, 0)}).`
+      : here;
+  },
+  csv(panel) {
+    if (panel.bars) {
+      const rows = panel.bars.map((bar) => [layer().name, bar.unit - layer().start, state.epoch, bar.ratio, +bar.inside]);
+      return [["layer", "unit", "epoch", "norm_V_over_lambd", "inside"], ...rows];
+    }
+    const found = histogram();
+    const width = report.bins.highest / report.bins.count;
+    return [["abs_V_over_lambd_from", "weights"], ...(found ? found.counts.map((n, i) => [i * width, n]) : [])];
+  },
+};

@@ -1,0 +1,75 @@
+"""Which panels a report has: those that its runs have something to show in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .run_data import RunData
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One figure of the page; the script finds it by its key."""
+
+    key: str
+    title: str
+    words: str
+    wide: bool = False
+    log: int = 0
+    """Whether an axis can be switched to a logarithmic one: 1 if so, 2 if it starts as one."""
+
+    def html(self, still: str | None) -> str:
+        """The panel with its still figure, which the script replaces."""
+        image = f'<img class="still" alt="{escape(self.title)}" src="{still}">' if still else ""
+        return (
+            f'<figure class="panel{" wide" if self.wide else ""}" id="panel-{self.key}" '
+            f'data-key="{self.key}" data-log="{self.log}" '
+            f'aria-labelledby="title-{self.key}">'
+            f'<figcaption><h2 id="title-{self.key}">{escape(self.title)}</h2>'
+            f"<p>{escape(self.words)}</p></figcaption>{image}</figure>"
+        )
+
+
+def panels_of(runs: Sequence[RunData]) -> list[Panel]:
+    """The panels of a report, in the order of the page."""
+    paths = [run for run in runs if run.path is not None]
+    has_kept = any(run.kept for run in runs)
+    densities = bool(paths) or any(r.get("densities") for run in runs for r in run.records)
+    budgets = bool(paths) or any(run.budgets.points for run in runs)
+    found = [
+        (Panel("accuracy", "Accuracy",
+               "Of all weights, of the weights in the support of Gamma, and of these with "
+               "BatchNorm recalibrated."), any(run.records for run in runs)),
+        (Panel("loss", "Loss", "Cross entropy on training and on held-out images.", log=2),
+         any(run.records for run in runs)),
+        (Panel("paths", "Filter paths",
+               "One line a filter. Blue and solid: in the support of Gamma; red and dashed: "
+               "outside. A ring marks the entry.", wide=True, log=1), bool(paths)),
+        (Panel("entries", "Who entered when",
+               "Every filter of the net is a line, from its entry on coloured by the epoch it "
+               "entered; grey is outside.", wide=True), bool(paths)),
+        (Panel("next", "Who is next to enter",
+               "A filter enters when the norm of its part of V passes lambd."), bool(paths)),
+        (Panel("densities", "Density by layer",
+               "Share of a layer's weights in the support; the tick is where the run ends."),
+         densities),
+        (Panel("filters", "Filters as images",
+               "W on the left, its sparse twin Gamma on the right.", wide=True), has_kept),
+        (Panel("budgets", "Accuracy against size",
+               "What the run offers for every budget, and where its own support went.", log=2),
+         budgets),
+        (Panel("overlap", "Support overlap between epochs",
+               "Weights in both supports over weights in either."), bool(paths)),
+        (Panel("dynamics", "How the twin follows",
+               "Coupling gap, augmented loss and, where recorded, the Lyapunov value.",
+               wide=len(paths) < 2, log=1),
+         bool(paths) or any(run.lyapunov is not None for run in runs)),
+        (Panel("between", "Support overlap between runs",
+               "The same between two runs after the same epoch."), len(paths) > 1),
+    ]  # fmt: skip
+    return [panel for panel, wanted in found if wanted]

@@ -1,0 +1,102 @@
+"""The rows of a path: one a filter or neuron, for every layer, with what was recorded of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from dessilbi.path import Layer, SolutionPath
+
+NEVER = -1
+
+
+@dataclass(frozen=True)
+class Units:
+    """Arrays over all rows of all layers; ``marks`` is the number of marked epochs."""
+
+    W: NDArray[np.float32]
+    """Norms, marks x rows."""
+    Gamma: NDArray[np.float32]
+    V: NDArray[np.float32]
+    inside: NDArray[np.uint8]
+    """Share of a row's weights in the support, 0 to 255; 0 is none, 255 is all."""
+    entry: NDArray[np.int32]
+    """Step at which a row first had a weight in the support; -1 if never."""
+    leaves: NDArray[np.int32]
+    """How often a group left again; 0 for Lasso layers, whose weights come and go one by one."""
+    threshold: NDArray[np.float32]
+    """lambd of a group; NaN for Lasso layers, or if it is not known."""
+    starts: tuple[int, ...]
+    """First row of each layer."""
+
+    def rows(self, layers: tuple[Layer, ...], name: str) -> slice:
+        """The rows of a layer."""
+        at = next(i for i, layer in enumerate(layers) if layer.name == name)
+        return slice(self.starts[at], self.starts[at] + layers[at].rows)
+
+
+def units_of(path: SolutionPath) -> Units:
+    """What a path tells of its rows."""
+    norms = np.stack([mark.norms for mark in path.marks])
+    starts = np.cumsum([0, *(layer.rows for layer in path.layers)])
+    inside = np.zeros((len(path.marks), int(starts[-1])), dtype=np.uint8)
+    for place in range(len(path.marks)):
+        bits = path.supports.at(place)
+        for layer, start in zip(path.layers, starts, strict=False):
+            inside[place, start : start + layer.rows] = _share(bits[layer.slice], layer)
+    entry = np.full(int(starts[-1]), NEVER, dtype=np.int32)
+    leaves = np.zeros(int(starts[-1]), dtype=np.int32)
+    threshold = np.full(int(starts[-1]), np.nan, dtype=np.float32)
+    steps = np.array([mark.step for mark in path.marks], dtype=np.int32)
+    for layer, start in zip(path.layers, starts, strict=False):
+        rows = slice(int(start), int(start) + layer.rows)
+        if not layer.exact:
+            seen = inside[:, rows] > 0
+            entry[rows] = np.where(seen.any(axis=0), steps[seen.argmax(axis=0)], NEVER)
+            continue
+        entry[rows] = path.entry_steps(layer.name).numpy()
+        events = path.events(layer.name)
+        left = events.groups[~events.entered].numpy()
+        leaves[rows] = np.bincount(left, minlength=layer.rows)
+        if path.strengths is not None:
+            threshold[rows] = path.strengths.thresholds[layer.name]
+    return Units(
+        W=norms[:, 0], Gamma=norms[:, 1], V=norms[:, 2], inside=inside, entry=entry, leaves=leaves,
+        threshold=threshold, starts=tuple(int(s) for s in starts[:-1]),
+    )  # fmt: skip
+
+
+def _share(bits: NDArray[np.bool_], layer: Layer) -> NDArray[np.uint8]:
+    if layer.exact:
+        return np.where(bits, np.uint8(255), np.uint8(0))
+    counts = bits.reshape(layer.rows, -1).sum(axis=1)
+    size = max(bits.size // max(layer.rows, 1), 1)
+    # A single weight of thousands is not none, and all but one are not all.
+    share = np.clip(counts * 255 // size, counts > 0, np.where(counts < size, 254, 255))
+    rounded: NDArray[np.uint8] = share.astype(np.uint8)
+    return rounded
+
+
+def unit_word(layer: Layer) -> str:
+    """What a row of a layer is called."""
+    if layer.exact and layer.group_dim not in (0, None):
+        return "input channel" if layer.group_dim == 1 else f"slice of dim {layer.group_dim}"
+    return "filter" if len(layer.shape) > 2 else "neuron"
+
+
+def short(name: str) -> str:
+    """A layer's name without ``.weight``, which all of them have."""
+    return name.removesuffix(".weight")
+
+
+def best_layer(path: SolutionPath) -> str:
+    """The layer to show first: of filters if there are any, and about half of it inside."""
+    last = path.epochs[-1]
+    layers = [layer for layer in path.layers if layer.exact] or list(path.layers)
+    undecided = [abs(path.density(last, layer.name) - 0.5) for layer in layers]
+    return layers[int(np.argmin(undecided))].name

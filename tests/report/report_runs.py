@@ -1,0 +1,61 @@
+"""Small run directories for the tests of the report, and a browser to open its pages in."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from dessilbi.lab.config import Config, ModelConfig, OptimizerConfig
+from dessilbi.lab.train import Place, train
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dessilbi.lab.rundir import RunDir
+
+CONV = Config(
+    name="conv",
+    model=ModelConfig(name="digits-net"),
+    optimizer=OptimizerConfig(
+        lr=0.1, momentum=0.9, weight_decay=1e-4, nu=5.0, init_scaled=1.0, lambd=1.0
+    ),
+    epochs=4,
+    batch_size=128,
+    keep=(0, 2),
+)
+"""Filters and single weights, some of which enter; a second of training."""
+
+
+def conv_run(runs: Path, **changes: Any) -> RunDir:
+    return train(replace(CONV, **changes), Place(runs=runs))
+
+
+def sgd_run(runs: Path) -> RunDir:
+    sgd = OptimizerConfig(name="sgd", lr=0.1, momentum=0.9)
+    return train(replace(CONV, name="sgd", optimizer=sgd, keep=()), Place(runs=runs))
+
+
+def add_budgets(run: RunDir) -> None:
+    """What `dessilbi frontier` and `dessilbi compact` would leave."""
+    points = [
+        {"budget": d, "density": d, "parameters": int(9872 * d), "macs": 3e5 * d, "accuracy": a}
+        for d, a in ((0.05, 30.0), (0.2, 90.0), (1.0, 95.0))
+    ]
+    content = {"epoch": 4, "judged_on": "test", "points": points}
+    run.write("frontier.json", json.dumps(content).encode())
+    size = {"parameters": 2000, "macs": 6e4, "bytes": 8000}
+    whole = {"parameters": 9978, "macs": 3e5, "bytes": 40000}
+    times = {"batch": 1, "dense": {"median": 0.2}, "compact": {"median": 0.1}}
+    report = {
+        "chosen": "density 0.2 by magnitude, 20.00% of the weights",
+        "dense": whole, "compact": size, "latency": [times], "largest_difference": 1e-7,
+    }  # fmt: skip
+    run.write("compact-0.2/report.json", json.dumps(report).encode())
+
+
+def find_browser() -> str | None:
+    """The Chromium of the system; `make test` installs Debian's where it may."""
+    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+    return next((found for name in names if (found := shutil.which(name))), None)

@@ -1,0 +1,265 @@
+"""The page in a real browser: no errors, every panel drawn; slider, click and keys work."""
+
+from __future__ import annotations
+
+import csv
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from report_runs import find_browser
+
+from dessilbi.report import write_report
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from dessilbi.lab.rundir import RunDir
+
+sync_api = pytest.importorskip(
+    "playwright.sync_api", reason="no playwright: the browser tests are skipped"
+)
+BROWSER = find_browser()
+pytestmark = pytest.mark.skipif(
+    BROWSER is None,
+    reason="no chromium: the browser tests are skipped; install it (apt-get install chromium)",
+)
+
+# A fingerprint of what a panel's two canvases show, and how many colours they have.
+INK = """(key) => {
+  const found = [...document.querySelectorAll(`#panel-${key} .plot canvas`)];
+  const colours = new Set();
+  let sum = 0;
+  for (const canvas of found) {
+    const copy = new OffscreenCanvas(canvas.width, canvas.height);
+    const ctx = copy.getContext("2d", { willReadFrequently: true });
+    ctx.drawImage(canvas, 0, 0);
+    const data = ctx.getImageData(0, 0, canvas.width, canvas.height).data;
+    for (let i = 0; i < data.length; i += 4) {
+      if (!data[i + 3]) continue;
+      sum = (sum * 31 + data[i] * 7 + data[i + 1] * 3 + data[i + 2] + i) % 1000000007;
+      if (colours.size < 99) colours.add((data[i] << 16) | (data[i + 1] << 8) | data[i + 2]);
+    }
+  }
+  return [sum, colours.size];
+}"""
+KEYS = "() => window.dessilbiReport.panels.filter((p) => !p.figure.hidden).map((p) => p.key)"
+FRAMES = "() => new Promise((r) => requestAnimationFrame(() => requestAnimationFrame(r)))"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with sync_api.sync_playwright() as play:
+        opened = play.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def files(run: RunDir, other: RunDir, plain: RunDir, tmp_path_factory: Any) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("pages")
+    written = {"one": write_report([run.path], folder / "one.html")}
+    with pytest.MonkeyPatch.context() as patch:  # still figures take seconds; one page has them
+        patch.setattr("dessilbi.report.page.stills", lambda _: {})
+        for name, chosen in {"three": [run, other, plain], "plain": [plain]}.items():
+            written[name] = write_report([r.path for r in chosen], folder / f"{name}.html")
+    return written
+
+
+@contextmanager
+def opened(browser: Any, file: Path, **options: Any) -> Iterator[Any]:
+    """A page that is ready; at the end it must not have complained or asked for anything."""
+    size = options.pop("viewport", {"width": 1200, "height": 900})
+    context = browser.new_context(viewport=size, accept_downloads=True, **options)
+    page = context.new_page()
+    complaints: list[str] = []
+    page.on("console", lambda m: complaints.append(m.text) if m.type != "log" else None)
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("request", lambda r: complaints.append(r.url) if r.url.startswith("http") else None)
+    page.goto(file.as_uri())
+    if options.get("java_script_enabled", True):
+        page.wait_for_function("document.documentElement.dataset.ready === '1'")
+        page.evaluate(FRAMES)
+    yield page
+    context.close()
+    assert complaints == []
+
+
+def ink(page: Any) -> dict[str, int]:
+    """Fingerprints of the panels that are shown."""
+    page.evaluate(FRAMES)
+    return {key: page.evaluate(INK, key)[0] for key in page.evaluate(KEYS)}
+
+
+def changed(before: dict[str, int], after: dict[str, int]) -> set[str]:
+    return {key for key in before if before[key] != after.get(key)}
+
+
+def slide(page: Any, place: int) -> None:
+    slider = "const s = document.getElementById('epoch'); s.value = place;"
+    page.evaluate(f"(place) => {{ {slider} s.dispatchEvent(new Event('input')); }}", place)
+
+
+def press(page: Any, key: str) -> None:
+    page.keyboard.press(key)
+    page.evaluate(FRAMES)
+
+
+@pytest.mark.parametrize("name", ["one", "three", "plain"])
+def test_every_panel_is_drawn(browser: Any, files: dict[str, Path], name: str) -> None:
+    with opened(browser, files[name]) as page:
+        keys = page.evaluate(KEYS)
+        assert len(keys) == {"one": 10, "three": 11, "plain": 2}[name]
+        for key in keys:
+            assert page.evaluate(INK, key)[1] > 5, f"panel {key} is empty"
+            assert page.inner_text(f"#panel-{key} .readout")
+        assert page.locator(".still:visible").count() == 0
+
+
+def test_one_slider_drives_every_panel(browser: Any, files: dict[str, Path]) -> None:
+    with opened(browser, files["one"]) as page:
+        before = ink(page)
+        slide(page, 2)
+        assert changed(before, ink(page)) == before.keys()
+        assert page.inner_text("#epoch-out") == "2"
+        assert page.get_attribute("#epoch", "aria-valuetext") == "epoch 2"
+        assert "Epoch 2" in page.inner_text("#panel-filters .readout")
+        slide(page, 3)
+        assert "the kept one nearest to 3" in page.inner_text("#panel-filters .readout")
+        slide(page, 4)
+        assert ink(page) == before, "and back again"
+
+
+def test_layer_selector(browser: Any, files: dict[str, Path]) -> None:
+    with opened(browser, files["one"]) as page:
+        page.select_option("#layer", label="conv1 (16 filters)")
+        before = ink(page)
+        page.select_option("#layer", label="fc (10 neurons)")
+        moved = changed(before, ink(page))
+        assert {"paths", "next", "filters", "densities", "entries"} <= moved
+        assert "one by one" in page.inner_text("#panel-next .readout")
+        assert {"accuracy", "loss", "overlap"}.isdisjoint(moved)
+
+
+def test_hover_names_the_filter_and_shows_it(browser: Any, files: dict[str, Path]) -> None:
+    with opened(browser, files["one"]) as page:
+        plot = page.locator("#panel-next .plot")
+        plot.scroll_into_view_if_needed()
+        box = plot.bounding_box()
+        page.mouse.move(box["x"] + 60, box["y"] + box["height"] - 60)
+        text = page.inner_text(".tooltip.on")
+        assert "filter" in text
+        assert "entered at step" in text or "never entered" in text
+        assert page.is_visible(".tooltip.on canvas")
+        page.mouse.move(2, 2)
+        assert page.locator(".tooltip.on").count() == 0
+
+
+def test_a_click_highlights_everywhere(browser: Any, files: dict[str, Path]) -> None:
+    with opened(browser, files["one"]) as page:
+        before = ink(page)
+        plot = page.locator("#panel-filters .plot")
+        plot.scroll_into_view_if_needed()
+        box = plot.bounding_box()
+        page.mouse.click(box["x"] + 20, box["y"] + 40)
+        page.mouse.move(2, 2)
+        assert {"paths", "entries", "next", "filters"} <= changed(before, ink(page))
+        assert page.input_value("#unit") != ""
+        press(page, "Escape")
+        assert page.input_value("#unit") == ""
+        assert ink(page) == before
+
+
+def test_keyboard_alone_is_enough(browser: Any, files: dict[str, Path]) -> None:
+    with opened(browser, files["one"]) as page:
+        page.focus("#epoch")
+        press(page, "ArrowLeft")
+        assert page.inner_text("#epoch-out") == "3"
+        press(page, "Home")
+        assert page.inner_text("#epoch-out") == "0"
+        page.evaluate("document.activeElement.blur()")
+        press(page, "ArrowRight")
+        assert page.inner_text("#epoch-out") == "1"
+        page.focus("#layer")
+        seen = ["layer"]
+        for _ in range(5):
+            page.keyboard.press("Tab")
+            seen.append(page.evaluate("document.activeElement.id || document.activeElement.name"))
+        assert {"layer", "unit", "play", "epoch", "theme"} <= set(seen)
+        style = "getComputedStyle(document.activeElement).outlineStyle"
+        assert page.evaluate(style) != "none", "focus is visible"
+
+
+def test_log_axis_and_other_options(browser: Any, files: dict[str, Path]) -> None:
+    with opened(browser, files["one"]) as page:
+        for key in ("loss", "paths", "budgets", "dynamics"):
+            before = ink(page)
+            page.click(f"#panel-{key} input[name=log]")
+            assert changed(before, ink(page)) == {key}
+        before = ink(page)
+        page.select_option("#panel-paths select[name=norm]", "V")
+        assert changed(before, ink(page)) == {"paths"}
+
+
+def test_every_panel_has_a_table(browser: Any, files: dict[str, Path]) -> None:
+    tables = "() => window.dessilbiReport.panels.map((p) => [p.key, p.spec.csv(p)])"
+    with opened(browser, files["three"]) as page:
+        for key, rows in page.evaluate(tables):
+            assert len(rows) > 1, key
+            assert {len(row) for row in rows} == {len(rows[0])}, key
+        entries = dict(page.evaluate(tables))["entries"]
+        assert [row[0] for row in entries[1:]].count("conv2.weight") == 32
+
+
+def test_downloads(browser: Any, files: dict[str, Path], tmp_path: Path) -> None:
+    for kind in ("CSV", "PNG"):
+        with opened(browser, files["one"]) as page:  # a page each: browsers slow down a series
+            with page.expect_download() as waiting:
+                page.click(f"#panel-accuracy button:text('{kind}')")
+            file = tmp_path / waiting.value.suggested_filename
+            waiting.value.save_as(file)
+        assert file.name.endswith(f"-accuracy.{kind.lower()}")
+        if kind == "PNG":
+            assert file.read_bytes().startswith(b"\x89PNG")
+            continue
+        rows = list(csv.reader(file.read_text().splitlines()))
+        assert rows[0] == ["epoch", "all weights", "support, recalibrated", "support"]
+        assert [row[0] for row in rows[1:]] == ["1", "2", "3", "4"]
+
+
+def test_runs_are_chosen(browser: Any, files: dict[str, Path]) -> None:
+    with opened(browser, files["three"]) as page:
+        before = ink(page)
+        page.select_option("#run", "1")
+        assert {"paths", "entries", "overlap"} <= changed(before, ink(page))
+        page.select_option("#run", "2")
+        page.evaluate(FRAMES)
+        assert page.evaluate(KEYS) == ["accuracy", "loss", "budgets", "dynamics"]
+        page.select_option("#run", "0")
+        assert ink(page) == before
+
+
+def test_narrow_dark_and_light(browser: Any, files: dict[str, Path]) -> None:
+    narrow = {"width": 360, "height": 740}
+    with opened(browser, files["three"], viewport=narrow, color_scheme="dark") as page:
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360
+        background = "getComputedStyle(document.documentElement).backgroundColor"
+        dark, before = page.evaluate(background), ink(page)
+        page.click("#theme")
+        assert page.evaluate(background) != dark
+        assert changed(before, ink(page)) == before.keys()
+
+
+def test_without_javascript_figures_and_tables_are_there(
+    browser: Any, files: dict[str, Path]
+) -> None:
+    with opened(browser, files["one"], java_script_enabled=False) as page:
+        stills = page.locator(".still:visible")
+        assert stills.count() == 10
+        for i in range(10):
+            box = stills.nth(i).bounding_box()
+            assert box["width"] > 200
+            assert box["height"] > 60
+        assert not page.is_visible("#controls")
+        assert page.locator("table").count() >= 4

@@ -1,0 +1,236 @@
+"""What is read of a run directory: faithful where it is whole, clear where it is not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+
+from dessilbi.lab.rundir import LAST, PATH, RunDir, RunError
+from dessilbi.path import support_distance
+from dessilbi.path.layers import make_layers
+from dessilbi.report import read_run
+from dessilbi.report.kept import gamma_of, twins_of
+from dessilbi.report.overlap import between_epochs, between_runs, settled
+from dessilbi.report.pack import Packer
+from dessilbi.report.payload import make_payload
+from dessilbi.report.pixels import LARGEST, draw_sheet, sheet_of
+from dessilbi.report.story import headline, story
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def copy(run: RunDir, tmp_path: Path) -> RunDir:
+    shutil.copytree(run.path, tmp_path / run.path.name)
+    return RunDir(tmp_path / run.path.name)
+
+
+# ---------------------------------------------------------------------- a whole run
+
+
+def test_rows_agree_with_the_path(run: RunDir) -> None:
+    data = read_run(run.path)
+    path, units = data.path, data.units
+    assert path is not None
+    assert units is not None
+    for layer in path.layers:
+        rows = units.rows(path.layers, layer.name)
+        for place, epoch in enumerate(path.epochs):
+            norms = path.norms(epoch, layer.name)
+            assert np.array_equal(units.W[place, rows], norms.W.numpy())
+            support = path.support(epoch)[layer.name].flatten(1)
+            assert np.array_equal(units.inside[place, rows] > 0, support.any(1).numpy())
+            assert np.array_equal(units.inside[place, rows] == 255, support.all(1).numpy())
+        if layer.exact:
+            assert np.array_equal(units.entry[rows], path.entry_steps(layer.name).numpy())
+
+
+def test_gamma_of_a_kept_epoch_has_the_recorded_norms_and_support(run: RunDir) -> None:
+    data = read_run(run.path)
+    path = data.path
+    assert path is not None
+    checkpoint = run.load("checkpoint-2")
+    assert checkpoint is not None
+    for layer in path.layers:
+        Gamma = gamma_of(layer, twins_of(checkpoint, path)[layer.name], path)
+        torch.testing.assert_close(layer.norms(Gamma), path.norms(2, layer.name).Gamma)
+        assert torch.equal(Gamma != 0, path.support(2)[layer.name])
+    assert [kept.epoch for kept in data.kept] == [0, 2, 4], "the last one counts as kept"
+    assert all(kept.images.keys() == {one.name for one in path.layers} for kept in data.kept)
+    assert not data.kept[0].images["conv1.weight"].Gamma.any()
+
+
+def test_norm_of_gamma_follows_from_that_of_v(run: RunDir) -> None:
+    """The page does not store it."""
+    data = read_run(run.path)
+    assert data.path is not None
+    assert data.units is not None
+    assert data.path.strengths is not None
+    for layer in data.path.layers:
+        if layer.exact:
+            rows = data.units.rows(data.path.layers, layer.name)
+            excess = np.maximum(data.units.V[:, rows] - data.units.threshold[rows], 0)
+            kappa = data.path.strengths.kappa[layer.name]
+            np.testing.assert_allclose(data.units.Gamma[:, rows], kappa * excess, atol=1e-5)
+
+
+def test_overlap_is_one_less_the_distance_of_the_stopping_rule(run: RunDir, other: RunDir) -> None:
+    path, theirs = read_run(run.path).path, read_run(other.path).path
+    assert path is not None
+    assert theirs is not None
+
+    def flat(p: object, epoch: int) -> torch.Tensor:
+        return torch.cat([t.flatten() for t in p.support(epoch).values()])  # type: ignore[attr-defined]
+
+    found = between_epochs(path)
+    for i, a in enumerate(found.epochs):
+        for j, b in enumerate(found.epochs):
+            expected = 1 - support_distance(flat(path, a), flat(path, b))
+            assert found.shares[i, j] == pytest.approx(expected, abs=1e-6)
+    matrix = between_runs([path, None, theirs], [0, 4])
+    assert np.isnan(matrix[0]).all(), "two empty supports share nothing worth a number"
+    expected = 1 - support_distance(flat(path, 4), flat(theirs, 4))
+    assert matrix[1, 0, 2] == pytest.approx(expected, abs=1e-6)
+    assert np.isnan(matrix[1, 1]).all()
+
+
+@pytest.mark.parametrize("distance", ["jaccard", "hamming"])
+@pytest.mark.parametrize("tolerance", [0.0, 0.2, 0.9])
+def test_settled_is_what_the_path_says(run: RunDir, distance: str, tolerance: float) -> None:
+    path = read_run(run.path).path
+    assert path is not None
+    rule = {"window": 1, "tolerance": tolerance, "distance": distance}
+    assert settled(path, rule) == path.stable_epoch(**rule)
+
+
+def test_the_story_is_that_of_the_numbers(run: RunDir, plain: RunDir) -> None:
+    data = read_run(run.path)
+    assert headline(data) == "digits-net on digits, 4 epochs of DessiLBI"
+    last = data.last
+    text = " ".join(story(data)).replace("\u00a0", " ")
+    assert f"{100 * last['density']:.1f} % of the weights" in text
+    assert f"{last['recalibrated_accuracy']:.2f} % of the test images" in text
+    assert "filters of" in text
+    assert f"{read_run(plain.path).last['accuracy']:.2f}" in story(read_run(plain.path))[0]
+
+
+def test_budgets_and_compact_networks_are_joined(run: RunDir) -> None:
+    budgets = read_run(run.path).budgets
+    assert [p.accuracy for p in budgets.points] == [30.0, 90.0, 95.0]
+    (compact,) = budgets.compacts
+    assert compact.latency == ((1, 0.2, 0.1),)
+    assert budgets.accuracy(compact) == 90.0
+
+
+# ---------------------------------------------------------------------- pictures and packing
+
+
+@pytest.mark.parametrize(
+    ("shape", "dim", "mode", "size"),
+    [
+        ((16, 1, 3, 3), 0, "signed", (3, 3)),
+        ((8, 3, 5, 5), 0, "colour", (5, 5)),
+        ((32, 16, 3, 3), 0, "signed", (12, 12)),
+        ((4, 6, 2, 2), 1, "signed", (4, 4)),
+        ((512, 512, 3, 3), 0, "pooled", (12, 12)),
+        ((300, 784), None, "signed", (28, 28)),
+        ((10, 7), None, "signed", (3, 3)),
+    ],
+)
+def test_pictures_hold_every_weight_or_say_so(
+    shape: tuple[int, ...], dim: int | None, mode: str, size: tuple[int, int]
+) -> None:
+    (layer,) = make_layers([("x", shape, dim)])
+    sheet = sheet_of(layer)
+    assert (sheet.mode, (sheet.height, sheet.width)) == (mode, size)
+    weights = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    image = draw_sheet(weights, layer)
+    assert image.shape == (layer.rows, sheet.height, sheet.width, sheet.channels)
+    assert sheet.size <= LARGEST
+    if mode == "pooled":
+        total = np.square(image).sum(axis=(1, 2, 3)) * 32  # bands of 32 channels
+        np.testing.assert_allclose(total, np.square(weights).sum(axis=(1, 2, 3)), rtol=1e-4)
+    else:
+        assert np.array_equal(np.sort(image[image != 0]), np.sort(weights.ravel()))
+
+
+def test_packed_norms_come_back_to_sixteen_bits() -> None:
+    import base64
+    import zlib
+
+    norms = np.abs(np.random.default_rng(0).standard_normal((5, 7))).astype(np.float32)
+    norms[2, 1] = np.nan
+    packer = Packer()
+    packer.add(np.arange(3, dtype=np.uint8))
+    entry = packer.add_scaled(norms, [0, 4])
+    raw = np.frombuffer(zlib.decompress(base64.b64decode(packer.text())), dtype=np.uint8)
+    planes = raw[entry["at"] : entry["at"] + 70].reshape(2, 35).astype(np.uint16)
+    rounded = np.cumsum((planes[0] | planes[1] << 8).reshape(5, 7), axis=0, dtype=np.uint16)
+    scale = np.repeat(entry["scales"], [4, 3])
+    np.testing.assert_allclose(rounded * scale, np.nan_to_num(norms), atol=scale.max())
+
+
+def test_the_payload_is_json_even_of_a_run_that_diverged(copy: RunDir) -> None:
+    lines = (copy.path / "metrics.jsonl").read_text().splitlines()
+    broken = json.loads(lines[-1]) | {"loss": float("nan"), "train_loss": float("inf")}
+    (copy.path / "metrics.jsonl").write_text("\n".join([*lines[:-1], json.dumps(broken)]) + "\n")
+    values, _ = make_payload([read_run(copy.path)])
+    assert values["runs"][0]["records"]["loss"][-1] is None
+    json.dumps(values, allow_nan=False)
+
+
+# ---------------------------------------------------------------------- broken, half, foreign
+
+
+def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"is not a run directory: it has no config\.json"):
+        read_run(tmp_path)
+    (tmp_path / "config.json").write_text('{"colour": "blue"}')
+    with pytest.raises(RunError, match=r"cannot read .*config\.json: .*colour"):
+        read_run(tmp_path)
+
+
+def test_a_run_without_an_epoch_says_how_to_train_it(copy: RunDir) -> None:
+    for name in ("metrics.jsonl", PATH):
+        (copy.path / name).unlink()
+    with pytest.raises(RunError, match="no finished epoch yet; train it first: dessilbi train"):
+        read_run(copy.path)
+
+
+def test_a_damaged_path_is_refused(copy: RunDir) -> None:
+    content = (copy.path / PATH).read_bytes()
+    (copy.path / PATH).write_bytes(content[: len(content) // 2])
+    with pytest.raises(RunError, match=r"cannot show .*path\.safetensors is damaged"):
+        read_run(copy.path)
+
+
+@pytest.mark.parametrize("content", [b'{"loss": 1}\n', b"[1, 2]\n", b"\xff\xfe\n"])
+def test_records_of_something_else_are_refused(copy: RunDir, content: bytes) -> None:
+    (copy.path / "metrics.jsonl").write_bytes(content)
+    with pytest.raises(RunError, match=r"metrics\.jsonl is"):
+        read_run(copy.path)
+
+
+def test_a_line_that_was_cut_short_is_left_out(copy: RunDir) -> None:
+    text = (copy.path / "metrics.jsonl").read_text()
+    (copy.path / "metrics.jsonl").write_text(text[: -len(text) // 8])
+    assert [r["epoch"] for r in read_run(copy.path).records] == [1, 2, 3]
+
+
+def test_what_can_be_done_without_is_noted(copy: RunDir) -> None:
+    (copy.path / "environment.json").write_text("{")
+    (copy.path / "frontier.json").write_text('{"points": [{"density": "x"}]}')
+    (copy.path / "lyapunov.npz").write_text("no archive")
+    next((copy.path / "checkpoint-2").glob("*.safetensors")).write_bytes(b"short")
+    (copy.path / LAST / "state.json").write_text("[]")
+    data = read_run(copy.path)
+    assert [kept.epoch for kept in data.kept] == [0]
+    notes = "\n".join(data.notes)
+    for part in ("environment.json", "frontier.json", "lyapunov.npz", "weights of epoch 2"):
+        assert part in notes

@@ -1,0 +1,176 @@
+"""The file itself: self-contained, escaped, small; figures; the commands."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dessilbi.cli import main
+from dessilbi.lab.rundir import RunDir, RunError
+from dessilbi.report import FORMATS, make_page, read_run, write_figures, write_report
+from dessilbi.report.panels import panels_of
+from dessilbi.report.published import compare, method
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+EVIL = "</script><img src=x onerror=alert(1)>&\"'"
+
+
+@pytest.fixture(scope="module")
+def page(run: RunDir) -> str:
+    return make_page([read_run(run.path)])
+
+
+class Tags(HTMLParser):
+    """Every tag with its attributes, as a browser would see them."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+
+def test_nothing_is_fetched(page: str) -> None:
+    for tag, attributes in Tags(page).found:
+        assert tag not in ("link", "iframe", "object")
+        for name in ("src", "href"):
+            assert (attributes.get(name) or "data:").startswith("data:"), (tag, attributes)
+    assert "default-src 'none'" in page
+    assert not re.search(r"\burl\(|@import", page)
+
+
+def test_every_panel_has_a_still_figure(run: RunDir, page: str) -> None:
+    keys = [panel.key for panel in panels_of([read_run(run.path)])]
+    assert keys == [
+        "accuracy", "loss", "paths", "entries", "next", "densities", "filters", "budgets",
+        "overlap", "dynamics",
+    ]  # fmt: skip
+    stills = [a for tag, a in Tags(page).found if tag == "img" and a.get("class") == "still"]
+    assert len(stills) == len(keys)
+    assert all((a["src"] or "").startswith("data:image/svg+xml;base64,") for a in stills)
+
+
+def test_tables_hold_config_environment_and_the_exact_command(run: RunDir, page: str) -> None:
+    for text in ("optimizer.lambd", "packages.torch", "Every budget", "Compact networks"):
+        assert text in page
+    assert f"dessilbi train {run.path.name}/config.json" in page
+
+
+def test_files_are_small(run: RunDir, page: str) -> None:
+    assert len(page.encode()) < 3e6
+
+
+@pytest.fixture
+def _no_stills(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take seconds, and are looked at elsewhere."""
+    monkeypatch.setattr("dessilbi.report.page.stills", lambda _: {})
+
+
+@pytest.mark.usefixtures("_no_stills")
+def test_text_of_a_configuration_is_escaped(run: RunDir, tmp_path: Path) -> None:
+    folder = tmp_path / run.path.name
+    shutil.copytree(run.path, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["data"]["name"] = config["model"]["name"] = EVIL
+    config["optimizer"]["exclude"] = [EVIL]
+    (folder / "config.json").write_text(json.dumps(config))
+    environment = json.loads((folder / "environment.json").read_text()) | {"device": EVIL, EVIL: 1}
+    (folder / "environment.json").write_text(json.dumps(environment | {"command": [EVIL]}))
+    (folder / "frontier.json").write_text(json.dumps({"points": [], "judged_on": EVIL}))
+    text = write_report([folder]).read_text()
+    assert "<img src=x" not in text
+    assert all("onerror" not in attributes for _, attributes in Tags(text).found)
+    assert sum(tag == "script" for tag, _ in Tags(text).found) == 3
+    values = re.search(r'id="values">(.*?)</script>', text, re.DOTALL)
+    assert values is not None
+    assert EVIL in json.loads(values[1])["runs"][0]["title"]
+
+
+def test_a_run_without_a_path_shows_what_it_has(plain: RunDir) -> None:
+    data = read_run(plain.path)
+    assert [panel.key for panel in panels_of([data])] == ["accuracy", "loss"]
+    assert "Every epoch" in make_page([data])
+
+
+@pytest.mark.usefixtures("_no_stills")
+def test_several_runs_are_compared(run: RunDir, other: RunDir, plain: RunDir) -> None:
+    text = make_page([read_run(r.path) for r in (run, other, plain)])
+    assert "3 runs compared" in text
+    assert "panel-between" in text
+    assert "differs: seed" in text
+
+
+# ---------------------------------------------------------------------- ours against the paper
+
+
+def test_numbers_of_the_paper_stand_beside_ours(run: RunDir) -> None:
+    data = read_run(run.path)
+    assert compare(data) == []
+    data.config["data"]["name"], data.config["model"]["name"] = "mnist", "lenet-5"
+    ((_, what, theirs, ours, _),) = compare(data)
+    assert method(data) == "dessilbi-mom-wd"
+    assert (theirs, ours) == ("99.20", f"{data.last['accuracy']:.2f}")
+    assert "ours after 4 epochs" in what
+    data.config["data"]["name"], data.config["model"]["name"] = "cifar10", "vgg-16"
+    data.config["optimizer"] |= {"nu": 100.0, "kappa": 5.0}
+    assert [row[2] for row in compare(data)] == ["92.77", "92.36"]
+
+
+# ---------------------------------------------------------------------- figures and commands
+
+
+def test_figures_of_a_path(run: RunDir, tmp_path: Path) -> None:
+    files = write_figures([run.path], tmp_path / "out", ["pdf"])
+    assert {file.stem for file in files} == {
+        "accuracy", "loss", "budgets", "dynamics", "densities", "paths", "entries", "next",
+        "filters", "overlap",
+    }  # fmt: skip
+
+
+def test_figures_of_every_format(plain: RunDir, tmp_path: Path) -> None:
+    files = write_figures([plain.path], tmp_path / "out")
+    assert {file.suffix[1:] for file in files} == set(FORMATS)
+    starts = {"png": b"\x89PNG", "pdf": b"%PDF", "svg": b"<?xml"}
+    assert all(file.read_bytes().startswith(starts[file.suffix[1:]]) for file in files)
+
+
+def test_figures_refuse_what_they_do_not_know(run: RunDir, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="formats must be of png, svg, pdf, got 'gif'"):
+        write_figures([run.path], tmp_path, ["gif"])
+    with pytest.raises(ValueError, match=r"did you mean 'conv1\.weight'"):
+        write_figures([run.path], tmp_path, ["png"], layer="conv1")
+    with pytest.raises(RunError, match="name at least one run directory"):
+        write_report([])
+
+
+def test_the_commands(
+    run: RunDir, plain: RunDir, page: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["report", str(run.path), "-o", str(tmp_path / "a" / "page.html")])
+    assert "open it in a browser" in capsys.readouterr().out
+    made = (tmp_path / "a" / "page.html").read_text()
+    assert made.startswith("<!doctype html>")
+    assert made == page, "the same run makes the same page"
+    main(["figures", str(plain.path), "-o", str(tmp_path), "--formats", "svg"])
+    assert "accuracy, loss" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["report", "figures"])
+def test_a_fault_is_one_message(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([command, str(tmp_path)])
+    assert stop.value.code == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert "is not a run directory" in error
