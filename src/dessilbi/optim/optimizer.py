@@ -162,6 +162,18 @@ class DessiLBI(Optimizer):
             )
         return penalty
 
+    def penalties(self) -> dict[Tensor, Penalty]:
+        """The penalty of each parameter that has a twin; joint norms are taken once for all."""
+        found: dict[Tensor, Penalty] = {}
+        for group in self.param_groups:
+            if group["coupled"]:
+                found |= self._coupled_penalties(group)
+                continue
+            for p in group["params"]:
+                if resolve_penalty(group["penalty"], p.ndim) is not None:
+                    found[p] = cast("Penalty", _penalty(p, group, self._scale(p, group)))
+        return found
+
     @torch.no_grad()
     def _coupled_penalties(self, group: dict[str, Any]) -> dict[Tensor, CoupledGroupLasso]:
         params: list[Tensor] = group["params"]
