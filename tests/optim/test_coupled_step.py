@@ -172,14 +172,15 @@ def test_one_tensor_alone_is_an_ordinary_group(how: dict[str, bool]) -> None:
     torch.testing.assert_close(alone[0], joined[0], rtol=1e-13, atol=1e-14)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("how", IMPLEMENTATIONS)
-def test_float32_slices_enter_and_leave_at_the_same_step(how: dict[str, bool]) -> None:
-    params = [nn.Parameter(p.detach().float()) for p in members()]
+def test_slices_enter_and_leave_at_the_same_step(how: dict[str, bool], dtype: torch.dtype) -> None:
+    params = [nn.Parameter(p.detach().to(dtype)) for p in members()]
     opt = coupled(params, lr=0.1, nu=2.0, lambd=5.0, **how)
     seen = set()
     for k in range(160):
         for p in params:  # drawn to its slice's number, later beyond zero
-            target = torch.arange(5.0).view(-1, *[1] * (p.ndim - 1))
+            target = torch.arange(5, dtype=dtype).view(-1, *[1] * (p.ndim - 1))
             p.grad = p.detach() - (1 if k < 80 else -1) * target
         opt.step()
         insides = {tuple(opt.penalty(p).active(opt.state[p]["v"]).tolist()) for p in params}
