@@ -206,6 +206,28 @@ def test_the_parts_add_up_to_omega() -> None:
     assert isinstance(opt.penalty(params[0]), CoupledGroupLasso)
 
 
+@pytest.mark.parametrize("scale", [None, "size", "init"])
+def test_all_penalties_at_once_are_those_of_each(scale: Any) -> None:
+    together, alone = members(), members(1)
+    bias = nn.Parameter(torch.ones(3).double())
+    groups: list[dict[str, Any]] = [
+        {"params": together, "penalty": "group_lasso", "coupled": True},
+        {"params": [*alone, bias], "group_dim": 1},
+    ]
+    opt = DessiLBI(groups, lr=0.1, nu=2.0, lambd=0.1, lambd_scale=scale)
+    for _ in range(2):  # before the first step and after it
+        found = opt.penalties()
+        assert list(found) == [p for _, p in opt.twins()]
+        assert bias not in found
+        for p, penalty in found.items():
+            V = noise(*p.shape, seed=3)
+            assert type(penalty) is type(opt.penalty(p))
+            assert torch.equal(penalty.prox(V), opt.penalty(p).prox(V))
+        for p in (*together, *alone, bias):
+            p.grad = torch.ones_like(p)
+        opt.step()
+
+
 # ------------------------------------------------------------------ checkpoints and copies
 
 

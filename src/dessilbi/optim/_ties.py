@@ -17,8 +17,8 @@ def tied_filters(model: nn.Module, example_input: Any) -> list[list[str]]:
     Channels that cannot leave are left out, and so are sets to which a weight belongs with a part
     of its slices only (a concatenation) or in another order.
     """
-    # This room imports nothing from above. Who asks for coupled groups gets the analysis from
-    # there when he asks; nobody else needs it, and nothing here depends on it.
+    # This room imports nothing from above. Only a call with coupled=True needs the analysis, which
+    # lives there, and looks it up at that moment; the optimizer itself takes groups from anywhere.
     analysis = import_module("dessilbi.compaction.coupling")
     weights = {name: p for name, p in model.named_parameters() if p.ndim > 1}
     found = []
