@@ -24,7 +24,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from dessilbi.optim import DessiLBI
+from dessilbi.optim import DessiLBI, split_parameters
 
 if TYPE_CHECKING:
     from torch.distributed.tensor.placement_types import Placement
@@ -54,6 +54,49 @@ def _ddp(rank: int) -> dict[str, Tensor]:
     opt = split_net(net.module, {"momentum": 0.9})
     train(net, opt, STEPS, part=slice(2 * rank, 2 * rank + 2))
     return snapshot(net.module, opt)
+
+
+class SummedNet(nn.Module):
+    """Two convolutions that write to one stream."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(2, 5, 3, padding=1, dtype=torch.float64)
+        self.conv2 = nn.Conv2d(5, 5, 3, padding=1, dtype=torch.float64)
+        self.fc = nn.Linear(5, 3, dtype=torch.float64)
+        g = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for p in self.parameters():
+                sizes = torch.linspace(0.1, 1, len(p)).double().view(-1, *[1] * (p.ndim - 1))
+                p.copy_(torch.randn(p.shape, generator=g, dtype=torch.float64) * sizes / 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv1(x)
+        out: Tensor = self.fc(torch.tanh(x + self.conv2(torch.tanh(x))).mean((2, 3)))
+        return out
+
+
+def _coupled(rank: int | None) -> dict[str, Tensor]:
+    """Filters that enter together; rank None is the single process."""
+    net = SummedNet()
+    example = torch.zeros(1, 2, 5, 5, dtype=torch.float64)
+    groups = split_parameters(net, exclude=["fc"], coupled=True, example_input=example)
+    opt = DessiLBI(groups, **{**LIVELY, "lambd_scale": "size", "lambd": 0.05, "momentum": 0.9})
+    if rank is None:
+        train(net, opt, STEPS)
+    else:
+        train(DistributedDataParallel(net), opt, STEPS, part=slice(2 * rank, 2 * rank + 2))
+    return snapshot(net, opt)
+
+
+def _coupled_shards_are_refused(rank: int) -> str:
+    net = SummedNet()
+    fully_shard(net, mesh=init_device_mesh("cpu", (WORLD,)))
+    try:
+        DessiLBI([net.conv1.weight, net.conv2.weight], penalty="group_lasso", coupled=True)
+    except ValueError as error:
+        return str(error)
+    return "no error"
 
 
 def _fsdp(rank: int, options: dict[str, Any]) -> dict[str, Tensor]:
@@ -204,6 +247,8 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     """Every case in one pair of processes; a spawn costs seconds."""
     cases: dict[str, Any] = {
         "ddp": _ddp,
+        "coupled": _coupled,
+        "coupled-shards": _coupled_shards_are_refused,
         "partial": _partial_is_refused,
         "partial-gradient": _partial_gradient,
         "looking": _looking_before_the_first_step,
@@ -232,6 +277,22 @@ def test_ddp(ranks: dict[str, list[Any]]) -> None:
     for key in first:
         assert torch.equal(first[key], second[key]), key
     _assert_equal_one_process(ranks["ddp"], _one_process({"momentum": 0.9}))
+
+
+def test_ddp_with_coupled_filters(ranks: dict[str, list[Any]]) -> None:
+    first, second = results_of(ranks["coupled"])
+    for key in first:
+        assert torch.equal(first[key], second[key]), key
+    expected = _coupled(None)
+    assert 0 < expected["density"] < 1
+    one, two = (expected[f"conv{i}.weight.support"].flatten(1).any(1) for i in (1, 2))
+    assert torch.equal(one, two)
+    _assert_equal_one_process(ranks["coupled"], expected)
+
+
+def test_coupled_shards_are_refused(ranks: dict[str, list[Any]]) -> None:
+    for message in results_of(ranks["coupled-shards"]):
+        assert "coupled=True does not support DTensors" in message
 
 
 @pytest.mark.parametrize("name", FSDP_OPTIONS)

@@ -243,8 +243,8 @@ def rates_of(config: Config, runs: Path) -> list[float]:
     """The learning rate of every step of a run."""
     found: list[float] = []
 
-    def watched(model: nn.Module, options: OptimizerConfig) -> Optimizer:
-        optimizer = make_optimizer(model, options)
+    def watched(model: nn.Module, options: OptimizerConfig, shape: tuple[int, ...]) -> Optimizer:
+        optimizer = make_optimizer(model, options, shape)
         optimizer.register_step_post_hook(
             lambda *_: found.append(float(optimizer.param_groups[0]["lr"]))
         )
@@ -597,8 +597,8 @@ def test_entry_steps_are_those_of_brute_force(tmp_path: Path) -> None:
     """Supports looked at after every step, by another hook."""
     seen: list[dict[str, Tensor]] = []
 
-    def watched(model: nn.Module, options: OptimizerConfig) -> Optimizer:
-        optimizer = make_optimizer(model, options)
+    def watched(model: nn.Module, options: OptimizerConfig, shape: tuple[int, ...]) -> Optimizer:
+        optimizer = make_optimizer(model, options, shape)
         assert isinstance(optimizer, DessiLBI)
         twins = dict(optimizer.twins())
         optimizer.register_step_post_hook(

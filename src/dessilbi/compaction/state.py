@@ -26,7 +26,8 @@ def cut_optimizer(plan: Plan, small: nn.Module, model: nn.Module, optimizer: _O)
     State shaped as a parameter (V, momentum) is cut to the kept rows and columns, thresholds by
     group to the kept groups; counters are copied. Parameters that exist only in the smaller network
     (a bias that holds constants) begin without state, in the group of their layer's weight, and
-    without a penalty if the group has one.
+    without a penalty if the group has one. Coupled filters stay coupled, unless different ones are
+    left in different layers.
 
     Args:
         plan: how the network was cut.
@@ -47,6 +48,8 @@ def cut_optimizer(plan: Plan, small: nn.Module, model: nn.Module, optimizer: _O)
         chosen = [name for name in (names[id(p)] for p in group["params"]) if name in left]
         old_names += chosen
         options = {k: v for k, v in group.items() if k not in ("params", "param_names")}
+        if options.get("coupled") and len({_rows(plan, name, left[name]) for name in chosen}) > 1:
+            options["coupled"] = False  # slices of equal number are no longer the same channel
         if chosen:
             groups.append(_group(options, chosen, left, "param_names" in group))
         fresh = [
@@ -56,6 +59,7 @@ def cut_optimizer(plan: Plan, small: nn.Module, model: nn.Module, optimizer: _O)
         ]
         if fresh:
             plain = options | ({"penalty": None} if "penalty" in options else {})
+            plain |= {"coupled": False} if "coupled" in options else {}
             groups.append(_group(plain, fresh, left, "param_names" in group))
     if not groups:
         raise CompactError("none of the optimizer's parameters is left in the compact model")
@@ -78,6 +82,11 @@ def _group(
 ) -> dict[str, Any]:
     params = [(name, left[name]) for name in chosen] if named else [left[n] for n in chosen]
     return options | {"params": params}
+
+
+def _rows(plan: Plan, name: str, new: Tensor) -> tuple[int, ...]:
+    cut = plan.layers.get(name.rpartition(".")[0])
+    return tuple(range(len(new))) if cut is None else tuple(cut.rows)
 
 
 def _cut(plan: Plan, name: str, old: Tensor, new: Tensor, key: str, value: Any) -> Any:

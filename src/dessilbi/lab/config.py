@@ -85,6 +85,8 @@ class OptimizerConfig:
     """Threshold of the last linear layer; by default that of the others."""
     size_scaled: bool = False
     init_scaled: float | None = None
+    coupled: bool = False
+    """Filters that must leave together enter together: those that write to one residual stream."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,6 +256,8 @@ class Config:
         }.items():
             if not used:
                 del values[name]
+        if not self.optimizer.coupled:
+            del values["optimizer"]["coupled"]
         return {name: _alike(value) for name, value in values.items()}
 
     @property

@@ -118,7 +118,7 @@ class Study:
         build = replace(config, dtype="float64") if command.steps else config
         self.data: Dataset = load_data(build, command.data_dir, command.download, device)
         self.model: nn.Module = fresh_network(build, self.data).to(device)
-        self.optimizer: Optimizer = make_optimizer(self.model, config.optimizer)
+        self.optimizer: Optimizer = make_optimizer(self.model, config.optimizer, self.data.shape)
         found = iteration_of(self.optimizer)
         if found is None:
             raise ConfigError(

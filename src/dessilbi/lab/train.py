@@ -134,7 +134,7 @@ class Trainer:
         self.display: Display = display if crew.leads else Silent()
         self.data = load_data(config, place.data_dir, place.download, device)
         self.model = fresh_network(config, self.data).to(device)
-        self.optimizer = make_optimizer(self.model, config.optimizer)
+        self.optimizer = make_optimizer(self.model, config.optimizer, self.data.shape)
         self.position = Position()
         self.judged, self.judged_on = judged_split(self.data)
         self.net = self._wrapped()

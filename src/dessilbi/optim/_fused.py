@@ -17,7 +17,7 @@ import torch
 
 from ._native import library
 from ._step import single_tensor
-from .prox import GroupLasso
+from .prox import CoupledGroupLasso, GroupLasso
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _NO_TWIN, _LASSO, _GROUP_LASSO = 0, 1, 2
 
 # Mirrors TensorView of the kernel.
-_POINTERS = ("w", "g", "v", "buf", "lambds", "moves")
+_POINTERS = ("w", "g", "v", "buf", "lambds", "moves", "norms")
 _INTEGERS = ("outer", "groups", "inner", "penalty")
 _TENSOR = np.dtype([(n, np.int64) for n in (*_POINTERS, *_INTEGERS)] + [("lambd", np.float64)])
 
@@ -91,7 +91,7 @@ def _row(item: Item, made: list[Tensor]) -> tuple[float, ...] | None:
     dtype, stride = W.dtype, W.stride()
     if dtype is not torch.float32 and dtype is not torch.float64:
         return None
-    v, kind, dim, lambd, lambds = 0, _NO_TWIN, None, 0.0, 0
+    v, kind, dim, lambd, lambds, norms = 0, _NO_TWIN, None, 0.0, 0, 0
     if twin is not None:
         V, penalty = twin
         if V.stride() != stride or V.dtype is not dtype:
@@ -100,6 +100,9 @@ def _row(item: Item, made: list[Tensor]) -> tuple[float, ...] | None:
         kind = _LASSO
         if isinstance(penalty, GroupLasso):
             kind, dim = _GROUP_LASSO, penalty.dim
+        if isinstance(penalty, CoupledGroupLasso):
+            made.append(penalty.joint.to(dtype).contiguous())
+            norms = made[-1].data_ptr()
         if isinstance(penalty.lambd, torch.Tensor):
             made.append(penalty.lambd.to(dtype).contiguous())
             lambds = made[-1].data_ptr()
@@ -117,7 +120,7 @@ def _row(item: Item, made: list[Tensor]) -> tuple[float, ...] | None:
         made.append(grad)
     buf = 0 if buffer is None else buffer.data_ptr()
     where = 0 if moves is None else moves.data_ptr()
-    return (W.data_ptr(), grad.data_ptr(), v, buf, lambds, where, *layout, kind, lambd)
+    return (W.data_ptr(), grad.data_ptr(), v, buf, lambds, where, norms, *layout, kind, lambd)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -30,6 +30,7 @@ struct TensorView {
     void *buf;          // momentum buffer, updated; null without momentum
     const void *lambds; // thresholds: null (use lambd), one number (Lasso) or one a group
     const uint8_t *moves; // where the loss moves a weight: null (everywhere) or one byte a weight, 0 or 1
+    const void *norms; // of the groups of V_k: null (take them here) or one a group, if others are part of them
     int64_t outer, groups, inner;
     int64_t penalty;
     double lambd;
@@ -148,8 +149,7 @@ void add_squares(T *__restrict sums, const T *__restrict x, int64_t n) {
 }
 
 template <typename T>
-T group_factor(T squared_norm, T lambd, T kappa) {
-    T norm = std::sqrt(squared_norm);
+T group_factor(T norm, T lambd, T kappa) {
     return norm > lambd ? kappa * (1 - lambd / norm) : T(0);
 }
 
@@ -158,7 +158,8 @@ template <typename T, bool kMomentum, bool kPart>
 void step_groups(const TensorView &t, int64_t begin, int64_t end, const Coefficients<T> &k) {
     const T lambd = T(t.lambd);
     T *w = static_cast<T *>(t.w), *v = static_cast<T *>(t.v), *buf = static_cast<T *>(t.buf);
-    const T *g = static_cast<const T *>(t.g), *lambds = static_cast<const T *>(t.lambds);
+    const T *g = static_cast<const T *>(t.g), *lambds = static_cast<const T *>(t.lambds),
+            *norms = static_cast<const T *>(t.norms);
     const uint8_t *moves = t.moves;
     auto at = [](auto *p, int64_t i) { return p ? p + i : p; };
 
@@ -171,7 +172,7 @@ void step_groups(const TensorView &t, int64_t begin, int64_t end, const Coeffici
                                     k, SoftThreshold<T>{k.kappa, threshold});
     } else {
         auto factor = [&](T squares, int64_t i) {
-            return group_factor(squares, lambds ? lambds[i] : lambd, k.kappa);
+            return group_factor(norms ? norms[i] : std::sqrt(squares), lambds ? lambds[i] : lambd, k.kappa);
         };
         if (t.outer == 1) {  // a group is one run of memory
             T squares = sum_of_squares(v + begin * t.inner, t.inner);

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from ._options import DEFAULTS
+from ._ties import tied_filters
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -26,6 +27,8 @@ def split_parameters(
     exclude: Iterable[str] = (),
     size_scaled: bool = False,
     init_scaled: float | None = None,
+    coupled: bool = False,
+    example_input: Any = None,
 ) -> list[dict[str, Any]]:
     """Parameter groups of a model for :class:`DessiLBI`, named and with a penalty each.
 
@@ -46,6 +49,12 @@ def split_parameters(
         init_scaled: thresholds ``init_scaled * ||W_0,g||``, relative to each group's initial norm
             (by element: to the tensor's root mean square). With one threshold for all, the order
             of entry of a BatchNorm net repeats the order of its initial norms.
+        coupled: filters that can only be removed together are one group of Gamma, and so enter and
+            leave together: those of all layers that write to a residual stream, a depthwise filter
+            and the one before it. Rows of linear layers too where a pattern groups them
+            (``"group_lasso"``). Their norm is the joint one, ``lambd`` its threshold.
+        example_input: a batch to follow through the network, or a tuple of arguments whose first is
+            one; needed for ``coupled``, its values do not matter.
 
     Returns:
         Groups with ``params`` as ``(name, parameter)`` pairs, a ``name``, and their options.
@@ -59,6 +68,12 @@ def split_parameters(
         raise ValueError("size_scaled and init_scaled cannot both be given; choose one")
     if init_scaled is not None and not init_scaled >= 0:
         raise ValueError(f"init_scaled must be >= 0, got {init_scaled!r}")
+    if coupled != (example_input is not None):
+        raise ValueError(
+            "coupled=True needs example_input, a batch that is followed through the network, for "
+            f"example torch.zeros(1, 3, 32, 32); got coupled={coupled!r} and example_input="
+            f"{'None' if example_input is None else type(example_input).__name__}"
+        )
     scaling: dict[str, Any] = {}
     if size_scaled:
         scaling = {"lambd_scale": "size"}
@@ -70,13 +85,14 @@ def split_parameters(
     for rule in rules:
         rule.check()
 
-    groups: dict[tuple[Any, ...], dict[str, Any]] = {}
     named = list(model.named_parameters())
     if not named:
         raise ValueError(f"{type(model).__name__} has no parameters to optimize")
     owners = _owners(model)
+    chosen: dict[str, _Choice] = {}
     for name, p in named:
         own = _default_options(p, owners[id(p)])
+        filters = _are_filters(own)
         first = next((r for r in rules if r.matches(name)), None)
         if first is not None:
             first.used = True
@@ -90,13 +106,59 @@ def split_parameters(
             own = scaling | own
         else:
             own.pop("group_dim", None)
-        label = _label(own["penalty"], first)
-        key = (label, *sorted((k, repr(v)) for k, v in own.items()))
-        groups.setdefault(key, {"name": label, "params": [], **own})["params"].append((name, p))
-
+            own.pop("coupled", None)
+        chosen[name] = _Choice(own, _label(own["penalty"], first), filters)
     for rule in rules:
         rule.check_used([name for name, _ in named], rules)
+
+    if coupled:
+        for names in tied_filters(model, example_input):
+            _couple({name: chosen[name] for name in names})
+    groups: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for name, p in named:
+        choice = chosen[name]
+        group = {"name": choice.label, "params": [], **choice.options}
+        groups.setdefault(choice.key, group)["params"].append((name, p))
     return list(groups.values())
+
+
+@dataclass
+class _Choice:
+    """What was decided for a parameter; equal choices are one group."""
+
+    options: dict[str, Any]
+    label: str
+    filters: bool
+    """Whether it is grouped by filter unless a pattern says otherwise."""
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        return (self.label, *sorted((k, repr(v)) for k, v in self.options.items()))
+
+
+def _are_filters(options: Mapping[str, Any]) -> bool:
+    return bool(options["penalty"] == "group_lasso" and options["group_dim"] == 0)
+
+
+def _couple(tied: dict[str, _Choice]) -> None:
+    """Make one group of weights whose filters are the same channels, if they are grouped so."""
+    tied = {name: c for name, c in tied.items() if c.filters or _are_filters(c.options)}
+    if len(tied) < 2:
+        return
+    first, *others = tied
+    for name in others:
+        if tied[name].key[1:] != tied[first].key[1:]:
+            raise ValueError(
+                f"coupled=True makes the filters of {first!r} and {name!r} one group, but their "
+                f"options differ: {tied[first].options} and {tied[name].options}; let one pattern, "
+                "or exclude, take both"
+            )
+    # Whoever sets coupled by a pattern has decided.
+    if _are_filters(tied[first].options) and "coupled" not in tied[first].options:
+        label = f"{tied[first].label} coupled to {first}"
+        for choice in tied.values():
+            choice.options["coupled"] = True
+            choice.label = label
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast, overload
 
@@ -12,9 +13,14 @@ from . import _dtensor
 from ._options import DEFAULTS, check_group, check_options, check_params
 from ._step import Item, Options, Twin, multi_tensor, single_tensor
 from .prox import (
+    CoupledGroupLasso,
+    GroupLasso,
     LambdScale,
     Penalty,
+    along,
+    couple,
     init_scale,
+    joint_init_scale,
     make_penalty,
     resolve_penalty,
     size_scale,
@@ -72,6 +78,9 @@ class DessiLBI(Optimizer):
             compiler, two seconds on first use), torch.compile elsewhere.
         lambd_scale: ``None``; ``"size"``, thresholds times sqrt(group size); ``"init"``, times the
             norm of the group at the first step. :func:`split_parameters` sets it.
+        coupled: slice i along ``group_dim`` of all tensors of a parameter group is one group of
+            Gamma: its norm is taken over all of them, and they enter and leave together. For
+            filters that can only be removed together; :func:`split_parameters` finds them.
 
     Every option can be set by parameter group.
 
@@ -108,6 +117,7 @@ class DessiLBI(Optimizer):
         foreach: bool | None = None,
         fused: bool | None = None,
         lambd_scale: LambdScale | None = None,
+        coupled: bool = False,
     ) -> None:
         options = locals()
         defaults = {name: options[name] for name in DEFAULTS}
@@ -142,16 +152,40 @@ class DessiLBI(Optimizer):
     def penalty(self, p: Tensor) -> Penalty:
         """The penalty on p's twin, threshold included."""
         group = self._group_of(p)
-        scale = self.state[p].get("lambd_scale") if p in self.state else None
-        if scale is None and group["lambd_scale"] == "init":
-            scale = self._new_scale(p, group)
-        penalty = _penalty(p, group, scale)
+        if group["coupled"]:
+            return self._coupled_penalties(group)[p]
+        penalty = _penalty(p, group, self._scale(p, group))
         if penalty is None:
             raise ValueError(
                 f"parameter {self._name(p)} has no twin: its penalty is {group['penalty']!r}; "
                 "use penalty='lasso' or 'group_lasso' for its group"
             )
         return penalty
+
+    def penalties(self) -> dict[Tensor, Penalty]:
+        """The penalty of each parameter that has a twin; joint norms are taken once for all."""
+        found: dict[Tensor, Penalty] = {}
+        for group in self.param_groups:
+            if group["coupled"]:
+                found |= self._coupled_penalties(group)
+                continue
+            for p in group["params"]:
+                if resolve_penalty(group["penalty"], p.ndim) is not None:
+                    found[p] = cast("Penalty", _penalty(p, group, self._scale(p, group)))
+        return found
+
+    @torch.no_grad()
+    def _coupled_penalties(self, group: dict[str, Any]) -> dict[Tensor, CoupledGroupLasso]:
+        params: list[Tensor] = group["params"]
+        alone = [cast("GroupLasso", _penalty(p, group, self._scale(p, group))) for p in params]
+        joint = couple(alone, [self._v(p) for p in params], [], group["group_dim"])
+        return dict(zip(params, joint, strict=True))
+
+    def _scale(self, p: Tensor, group: dict[str, Any]) -> Tensor | None:
+        scale = self.state[p].get("lambd_scale") if p in self.state else None
+        if scale is None and group["lambd_scale"] == "init":
+            return self._new_scale(p, group)
+        return cast("Tensor | None", scale)
 
     @torch.no_grad()
     def gamma(self, p: Tensor) -> Tensor:
@@ -218,8 +252,9 @@ class DessiLBI(Optimizer):
             vs: list[Tensor | None] = []
             buffers: list[Tensor | None] = []
             scales: list[Tensor | None] = []
-            self._init_group(group, params, grads, vs, buffers, scales)
-            _run(group, params, grads, vs, buffers, scales, self._moves)
+            resting: list[Tensor] = []
+            self._init_group(group, params, grads, vs, buffers, scales, resting)
+            _run(group, params, grads, vs, buffers, scales, resting, self._moves)
         return loss
 
     def _init_group(
@@ -230,10 +265,13 @@ class DessiLBI(Optimizer):
         vs: list[Tensor | None],
         buffers: list[Tensor | None],
         scales: list[Tensor | None],
+        resting: list[Tensor],
     ) -> None:
         # torch.compile runs this method, by its name, outside of the traced graph.
         for p in group["params"]:
             if p.grad is None:
+                if group["coupled"] and "v" in self.state.get(p, {}):
+                    resting.append(self.state[p]["v"])  # not stepped, but a part of the norms
                 continue
             if p.grad.is_sparse:
                 raise RuntimeError(
@@ -270,9 +308,16 @@ class DessiLBI(Optimizer):
     def _new_v(p: Tensor) -> Tensor:
         return torch.zeros_like(p, dtype=_dual_dtype(p), requires_grad=False)
 
-    @staticmethod
     @torch.no_grad()
-    def _new_scale(p: Tensor, group: dict[str, Any]) -> Tensor:
+    def _new_scale(self, p: Tensor, group: dict[str, Any]) -> Tensor:
+        if group["coupled"]:
+            # Others may have begun before p had its first gradient: one threshold for all.
+            begun = (self.state[q].get("lambd_scale") for q in group["params"] if q in self.state)
+            known = next((scale.flatten() for scale in begun if scale is not None), None)
+            if known is None:
+                W = [q.to(_dual_dtype(q)) for q in group["params"]]
+                known = joint_init_scale(W, group["group_dim"])
+            return along(known, p.ndim, group["group_dim"]).clone()
         kind = resolve_penalty(group["penalty"], p.ndim)
         assert kind is not None
         scale = init_scale(kind, p.to(_dual_dtype(p)), group["group_dim"])
@@ -344,12 +389,16 @@ def _run(
     vs: list[Tensor | None],
     buffers: list[Tensor | None],
     scales: list[Tensor | None],
+    resting: list[Tensor],
     moves: Mapping[Tensor, Tensor],
 ) -> None:
     """Choose the implementation for one group and run it."""
+    twins = [_twin(p, v, scale, group) for p, v, scale in zip(params, vs, scales, strict=True)]
+    if group["coupled"]:
+        twins = _coupled(cast("list[Twin]", twins), resting, group["group_dim"])
     items = [
-        Item(p, grad, _twin(p, v, scale, group), buffer, moves.get(p) if moves else None)
-        for p, grad, v, buffer, scale in zip(params, grads, vs, buffers, scales, strict=True)
+        Item(p, grad, twin, buffer, moves.get(p) if moves else None)
+        for p, grad, twin, buffer in zip(params, grads, twins, buffers, strict=True)
     ]
     numbers = {name: group[name] for name in Options.__dataclass_fields__}
     options = Options(**numbers | {"lr": _scalar(group["lr"])})
@@ -371,13 +420,23 @@ def _twin(p: Tensor, v: Tensor | None, scale: Tensor | None, group: dict[str, An
     return None if v is None or penalty is None else Twin(v, penalty)
 
 
+def _coupled(twins: list[Twin], resting: list[Tensor], dim: int) -> list[Twin | None]:
+    """The twins of a coupled group, their norms taken before any of them is stepped."""
+    if not twins:
+        return []
+    alone = [cast("GroupLasso", twin.penalty) for twin in twins]
+    duals = [twin.V for twin in twins]
+    return list(map(Twin, duals, couple(alone, duals, resting, dim)))
+
+
 def _penalty(p: Tensor, group: dict[str, Any], scale: Tensor | None) -> Penalty | None:
     kind = resolve_penalty(group["penalty"], p.ndim)
     if kind is None:
         return None
     factor: float | Tensor | None = None
     if group["lambd_scale"] == "size":
-        factor = size_scale(kind, p.shape, group["group_dim"])
+        together = group["params"] if group["coupled"] else [p]
+        factor = math.hypot(*(size_scale(kind, q.shape, group["group_dim"]) for q in together))
     elif group["lambd_scale"] == "init":
         factor = scale
     return make_penalty(kind, p.shape, group["group_dim"], group["lambd"], factor)

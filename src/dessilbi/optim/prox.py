@@ -6,7 +6,7 @@ its threshold ``lambd``: a number, or a tensor with one threshold a group.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
@@ -14,6 +14,8 @@ import torch
 from ._norms import group_norms
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
 PenaltyKind = Literal["lasso", "group_lasso"]
@@ -59,9 +61,13 @@ class GroupLasso:
         """Omega(G)."""
         return (self.lambd * group_norms(G, self.dim)).sum()
 
+    def norms(self, V: Tensor) -> Tensor:
+        """What is compared with lambd: ``||V_g||`` for each group, broadcastable against V."""
+        return group_norms(V, self.dim)
+
     def shrinkage(self, V: Tensor) -> Tensor:
         """``max(0, 1 - lambd / ||V_g||)``, kept broadcastable against V; 0 where V_g = 0."""
-        norms = group_norms(V, self.dim)
+        norms = self.norms(V)
         if isinstance(self.lambd, torch.Tensor) or self.lambd == 0:  # 0 / 0 is possible
             return torch.where(norms > self.lambd, 1 - self.lambd / norms, 0)
         return (1 - self.lambd / norms).relu()  # one small kernel less; lambd / 0 is infinite
@@ -76,11 +82,37 @@ class GroupLasso:
 
     def support(self, V: Tensor) -> Tensor:
         """Boolean mask, shaped as V: whole groups are in or out."""
-        return (group_norms(V, self.dim) > self.lambd).expand_as(V)
+        return (self.norms(V) > self.lambd).expand_as(V)
 
     def active(self, V: Tensor) -> Tensor:
         """Support by group: a boolean vector, one entry a slice along ``dim``."""
-        return (group_norms(V, self.dim) > self.lambd).flatten()
+        return (self.norms(V) > self.lambd).flatten()
+
+
+@dataclass(frozen=True)
+class CoupledGroupLasso(GroupLasso):
+    """The group Lasso on one of several tensors whose slices of equal number are one group.
+
+    ``||V_g||`` runs over all of them and is not a function of one: it is taken of their V at one
+    moment, once for all, so that no rounding lets a group enter in one tensor and not in the other.
+    """
+
+    joint: Tensor = field(kw_only=True)
+    """``||V_g||`` over all tensors, one number a group."""
+    own: Tensor = field(kw_only=True)
+    """``||V_g||`` over this one."""
+
+    def norms(self, V: Tensor) -> Tensor:
+        """The joint norms, whatever V."""
+        return along(self.joint, V.ndim, self.dim)
+
+    def value(self, G: Tensor) -> Tensor:
+        """This tensor's part of ``sum_g lambd_g ||G_g||``, where G_g is a multiple of V_g.
+
+        Gamma is. The parts of all tensors add up to Omega.
+        """
+        part = torch.where(self.joint > 0, self.own / self.joint, 0)
+        return (self.lambd * along(part, G.ndim, self.dim) * group_norms(G, self.dim)).sum()
 
 
 Penalty = Lasso | GroupLasso
@@ -106,6 +138,38 @@ def make_penalty(
     return Lasso(threshold) if kind == "lasso" else GroupLasso(threshold, group_dim % len(shape))
 
 
+def couple(
+    penalties: Sequence[GroupLasso], duals: Sequence[Tensor], others: Sequence[Tensor], dim: int
+) -> list[CoupledGroupLasso]:
+    """The penalties of tensors whose slices of equal number are one group, at their V of now.
+
+    Args:
+        penalties: of the tensors, as if each stood alone.
+        duals: their V.
+        others: V of those that are part of the norms only.
+        dim: whose slices are the groups, of all tensors.
+    """
+    owns = [group_norms(V, dim).flatten() for V in duals]
+    joint = joint_norms([*owns, *(group_norms(V, dim).flatten() for V in others)])
+    return [
+        CoupledGroupLasso(penalty.lambd, penalty.dim, joint=joint, own=own)
+        for penalty, own in zip(penalties, owns, strict=True)
+    ]
+
+
+def joint_norms(norms: Sequence[Tensor]) -> Tensor:
+    """The norms of what is put together from parts, given the norms of the parts."""
+    joint, *rest = norms
+    for part in rest:
+        joint = torch.hypot(joint, part)  # exact for a part that is zero
+    return joint
+
+
+def along(x: Tensor, ndim: int, dim: int) -> Tensor:
+    """A vector laid along dimension ``dim`` of ``ndim``."""
+    return x.view([-1 if d == dim % ndim else 1 for d in range(ndim)])
+
+
 def size_scale(kind: PenaltyKind, shape: torch.Size, group_dim: int) -> float:
     """``sqrt(group size)``: the threshold that treats groups of different sizes alike."""
     if kind == "lasso":
@@ -124,6 +188,14 @@ def init_scale(kind: PenaltyKind, W0: Tensor, group_dim: int) -> Tensor:
     W0 = W0.detach()
     if kind == "lasso":
         return W0.square().mean().sqrt()
-    norms = group_norms(W0, group_dim)
+    return _never_zero(group_norms(W0, group_dim))
+
+
+def joint_init_scale(W0: Sequence[Tensor], group_dim: int) -> Tensor:
+    """The same for coupled tensors: the joint initial norms, one number a group."""
+    return _never_zero(joint_norms([group_norms(W.detach(), group_dim).flatten() for W in W0]))
+
+
+def _never_zero(norms: Tensor) -> Tensor:
     typical = norms.square().mean().sqrt()
     return torch.where(norms > 0, norms, typical)

@@ -116,14 +116,14 @@ class PathRecorder:
     @torch.no_grad()
     def _activity(self) -> NDArray[np.bool_]:
         """Which watched groups are in the support now."""
-        parts = []
+        parts, penalties = [], self._opt.penalties()
         for layer in self._exact:
             p = self._params[layer.name]
             V = self._opt.state[p].get("v") if p in self._opt.state else None
             if V is None:
                 parts.append(torch.zeros(layer.groups, dtype=torch.bool, device=p.device))
             else:
-                parts.append(self._opt.penalty(p).active(V))
+                parts.append(penalties[p].active(V))
         if len({part.device for part in parts}) > 1:
             parts = [part.cpu() for part in parts]
         active = torch.cat(parts) if parts else torch.zeros(0, dtype=torch.bool)

@@ -121,6 +121,29 @@ def test_dessilbi_thresholds_scale_by_size_or_initial_norm():
     ] * 2
 
 
+class Summed(nn.Module):
+    """Two convolutions that write to one stream."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.head = nn.Conv2d(1, 3, 1), nn.Conv2d(3, 3, 1), nn.Linear(3, 2)
+
+    def forward(self, x):
+        x = self.a(x)
+        return self.head((x + self.b(x)).mean((2, 3)))
+
+
+def test_dessilbi_couples_filters_that_must_leave_together():
+    groups = make_optimizer(Summed(), OptimizerConfig(coupled=True), (1, 8, 8)).param_groups
+    assert [g["param_names"] for g in groups if g["coupled"]] == [["a.weight", "b.weight"]]
+    plain = make_optimizer(Summed(), OptimizerConfig(), (1, 8, 8)).param_groups
+    assert not any(g["coupled"] for g in plain)
+    with pytest.raises(ConfigError, match="needs the shape of the images"):
+        make_optimizer(Summed(), OptimizerConfig(coupled=True))
+    with pytest.raises(ConfigError, match="sgd does not know coupled"):
+        make_optimizer(Summed(), OptimizerConfig(name="sgd", coupled=True), (1, 8, 8))
+
+
 # ---------------------------------------------------------------------- refusals
 
 

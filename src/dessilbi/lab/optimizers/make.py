@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import math
 from fnmatch import fnmatch
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -20,10 +21,13 @@ from dessilbi.optim import DessiLBI, split_parameters
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from torch import Tensor
     from torch.optim import Optimizer
 
 
-def make_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
+def make_optimizer(
+    model: nn.Module, config: OptimizerConfig, shape: tuple[int, ...] | None = None
+) -> Optimizer:
     """The optimizer that a configuration describes, over all parameters of a model.
 
     Every optimizer takes the fastest step it has for the device of the model, so that times can be
@@ -34,22 +38,33 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
     Args:
         model: the network, already on its device and in its dtype.
         config: which optimizer, and its numbers.
+        shape: of one image; needed for ``config.coupled``.
 
     Raises:
         ConfigError: If the name is unknown, an option is set that this optimizer does not know, or
             a value is out of its range.
     """
     _check(config)
+    # Nobody else asks for the shape of an image.
+    make = partial(_dessilbi, shape=shape) if config.name == "dessilbi" else _MAKERS[config.name]
     try:
-        optimizer = _MAKERS[config.name](model, config)
+        optimizer = make(model, config)
     except ValueError as error:
         raise ConfigError(f"optimizer {config.name}: {error}") from error
     optimizer.register_load_state_dict_pre_hook(_keep_fused)
     return optimizer
 
 
-def twin_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
-    """Which weights get a twin and how they are grouped, whichever optimizer trains them."""
+def twin_groups(
+    model: nn.Module, config: OptimizerConfig, shape: tuple[int, ...] | None = None
+) -> list[dict[str, Any]]:
+    """Which weights get a twin and how they are grouped, whichever optimizer trains them.
+
+    Args:
+        model: the network.
+        config: says it.
+        shape: of one image; needed for ``config.coupled``.
+    """
     classifier = _last_linear(model)
     exclude = list(config.exclude)
     patterns: dict[str, dict[str, Any]] = {}
@@ -70,7 +85,16 @@ def twin_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any
         exclude=exclude,
         size_scaled=config.size_scaled,
         init_scaled=config.init_scaled,
+        coupled=config.coupled,
+        example_input=_example(model, shape) if config.coupled else None,
     )
+
+
+def _example(model: nn.Module, shape: tuple[int, ...] | None) -> Tensor:
+    if shape is None:
+        raise ConfigError("coupled=True needs the shape of the images; give shape=")
+    weight = next(model.parameters())
+    return torch.zeros(1, *shape, dtype=weight.dtype, device=weight.device)
 
 
 def _last_linear(model: nn.Module) -> str | None:
@@ -78,9 +102,11 @@ def _last_linear(model: nn.Module) -> str | None:
     return names[-1] if names else None
 
 
-def _dessilbi(model: nn.Module, config: OptimizerConfig) -> Optimizer:
+def _dessilbi(
+    model: nn.Module, config: OptimizerConfig, shape: tuple[int, ...] | None = None
+) -> Optimizer:
     return DessiLBI(
-        twin_groups(model, config),
+        twin_groups(model, config, shape),
         lr=config.lr,
         kappa=config.kappa,
         nu=config.nu,
