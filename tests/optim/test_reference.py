@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 import torch
-from compilers import needs_compiler
 from torch import Tensor, nn
 
+from compilers import needs_compiler
 from dessilbi import DessiLBI
 from dessilbi.optim._reference import Reference
 from dessilbi.optim.prox import init_scale, size_scale
