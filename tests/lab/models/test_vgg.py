@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from dessilbi.lab.models import ModelError
-from dessilbi.lab.models.vgg import vgg_16
+from dessilbi.lab.models.vgg import vgg_4, vgg_16
 
 
 @pytest.fixture(scope="module")
@@ -44,3 +44,15 @@ def test_the_classifier_fits_every_size(model, input_size):
 def test_too_small_an_image_is_refused_with_the_smallest_allowed():
     with pytest.raises(ModelError, match="vgg-16 needs input_size >= 32, got 28"):
         vgg_16(num_classes=10, in_channels=1, input_size=28)
+
+
+@pytest.mark.parametrize("side", [8, 28, 32])
+def test_the_small_one(side):
+    net = vgg_4(num_classes=10, in_channels=3, input_size=side)
+    assert net(torch.zeros(2, 3, side, side)).shape == (2, 10)
+    widths = [m.out_channels for m in net.modules() if isinstance(m, nn.Conv2d)]
+    assert widths == [16, 32, 64, 64]
+    weights = 9 * (3 * 16 + 16 * 32 + 32 * 64 + 64 * 64)
+    assert sum(p.numel() for p in net.parameters()) == weights + 2 * sum(widths) + 650
+    with pytest.raises(ModelError, match="vgg-4 needs input_size >= 8, got 7"):
+        vgg_4(num_classes=10, in_channels=3, input_size=7)
