@@ -62,17 +62,24 @@ def noise(*shape: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.randn(shape, dtype=torch.float64, generator=generator).to(dtype)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("how", IMPLEMENTATIONS)
-def test_hundred_steps(how: dict[str, bool], variant: str) -> None:
-    options = {"nu": 2.0, "lambd": 0.3, "lr": 0.1} | VARIANTS[variant]
+def side_by_side(
+    options: dict[str, Any], how: dict[str, bool]
+) -> tuple[list[nn.Parameter], list[Reference], DessiLBI]:
+    """Every tensor as a parameter of one optimizer, and as a reference of its own."""
     params, references, groups = [], [], []
     for i, (shape, penalty, dim) in enumerate(TENSORS):
         W = noise(*shape, seed=i)
         params.append(nn.Parameter(W.clone()))
         references.append(Reference(W.clone(), penalty=penalty, group_dim=dim, **options))
         groups.append({"params": [params[-1]], "penalty": penalty, "group_dim": dim})
-    opt = DessiLBI(groups, **options, **how)
+    return params, references, DessiLBI(groups, **options, **how)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("how", IMPLEMENTATIONS)
+def test_hundred_steps(how: dict[str, bool], variant: str) -> None:
+    options = {"nu": 2.0, "lambd": 0.3, "lr": 0.1} | VARIANTS[variant]
+    params, references, opt = side_by_side(options, how)
     entered = 0
     for k in range(100):
         for i, (p, reference) in enumerate(zip(params, references, strict=True)):
@@ -94,13 +101,7 @@ def test_hundred_steps(how: dict[str, bool], variant: str) -> None:
 @pytest.mark.parametrize("how", IMPLEMENTATIONS)
 def test_steps_that_move_a_part(how: dict[str, bool], variant: str) -> None:
     options = {"nu": 2.0, "lambd": 0.3, "lr": 0.1} | VARIANTS[variant]
-    params, references, groups = [], [], []
-    for i, (shape, penalty, dim) in enumerate(TENSORS):
-        W = noise(*shape, seed=i)
-        params.append(nn.Parameter(W.clone()))
-        references.append(Reference(W.clone(), penalty=penalty, group_dim=dim, **options))
-        groups.append({"params": [params[-1]], "penalty": penalty, "group_dim": dim})
-    opt = DessiLBI(groups, **options, **how)
+    params, references, opt = side_by_side(options, how)
     for k in range(30):
         moves = {}
         for i, (p, reference) in enumerate(zip(params, references, strict=True)):

@@ -32,14 +32,7 @@ def vgg_16(*, num_classes: int, in_channels: int, input_size: int) -> nn.Module:
             features[f"relu{block}_{index}"] = nn.ReLU()
             channels = width
         features[f"pool{block}"] = nn.MaxPool2d(2)
-    return nn.Sequential(
-        OrderedDict[str, nn.Module](
-            features=nn.Sequential(features),
-            average=nn.AdaptiveAvgPool2d(1),
-            flatten=nn.Flatten(),
-            classifier=nn.Linear(channels, num_classes),
-        )
-    )
+    return _averaged_and_classified(features, channels, num_classes)
 
 
 def vgg_4(*, num_classes: int, in_channels: int, input_size: int) -> nn.Module:
@@ -63,6 +56,12 @@ def vgg_4(*, num_classes: int, in_channels: int, input_size: int) -> nn.Module:
         channels = width
         if index != 3:
             features[f"pool{index}"] = nn.MaxPool2d(2)
+    return _averaged_and_classified(features, channels, num_classes)
+
+
+def _averaged_and_classified(
+    features: OrderedDict[str, nn.Module], channels: int, num_classes: int
+) -> nn.Module:
     return nn.Sequential(
         OrderedDict[str, nn.Module](
             features=nn.Sequential(features),
