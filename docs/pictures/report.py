@@ -43,7 +43,7 @@ def main() -> None:
         )
         for name, ((width, height), scheme, part) in SHOTS.items():
             page = browser.new_page(
-                viewport={"width": width, "height": height}, color_scheme=scheme
+                viewport={"width": width, "height": height}, color_scheme=scheme, bypass_csp=True
             )
             page.goto(file.as_uri())
             page.wait_for_function(READY)
