@@ -15,7 +15,7 @@ from dessilbi.lab.train import Interrupted, Place
 from dessilbi.paper.commands import ReproduceCommand, executor_of, parameters, threads_of
 from dessilbi.paper.recipe import SCALES
 from dessilbi.paper.recipes import RECIPES
-from dessilbi.paper.reproduce import refresh_docs, reproduce, results_file
+from dessilbi.paper.reproduce import refresh_docs, reproduce, results_file, without_results
 from dessilbi.paper.results import Results
 
 if TYPE_CHECKING:
@@ -74,6 +74,41 @@ def test_a_run_that_cannot_be_measured_is_reported_and_the_others_stay(tmp_path:
     assert first.status == "failed"
     assert str(tmp_path) not in first.message
     assert second.status == "done"
+
+
+def test_results_stand_for_runs_whose_directories_are_gone(tmp_path: Path) -> None:
+    tuned = RECIPES["finetune-lenet-3"]
+    first, second = Place(runs=tmp_path / "first"), Place(runs=tmp_path / "second")
+    whole = reproduce(tuned, "smoke", InProcess(), first, tmp_path, threads=1)
+    none = StopsAfter(left=0)
+    again = reproduce(tuned, "smoke", none, second, tmp_path, threads=1, reuse=True)
+    assert again.records == whole.records
+
+    jobs = tuned.jobs("smoke", None)
+    last = jobs[-1]
+    del whole.records[last.key]
+    needs = {last.key}
+    for job in reversed(jobs):
+        if job.key in needs:
+            needs.update(job.needs)
+    assert {job.key for job in without_results(jobs, whole)} == needs
+    assert 1 < len(needs) < len(jobs)
+
+    dense = whole.records[jobs[0].key]
+    dense.run = "of-other-settings"
+    assert jobs[0].key in {job.key for job in without_results(jobs, whole)}
+
+
+def test_a_run_that_is_made_again_takes_the_place_of_the_published_one(tmp_path: Path) -> None:
+    published = reproduce(
+        LAYERS, "smoke", InProcess(), Place(runs=tmp_path / "a"), tmp_path, threads=1
+    )
+    (key,) = published.records
+    published.records[key].values["density"] = -1.0
+    published.save(results_file(tmp_path, LAYERS.name, "smoke"))
+    place = Place(runs=tmp_path / "b")
+    mine = reproduce(LAYERS, "smoke", InProcess(), place, tmp_path, threads=1)
+    assert mine.records[key].values["density"] >= 0
 
 
 # ---------------------------------------------------------------------- the command

@@ -51,6 +51,8 @@ class ReproduceCommand:
     """Runs at a time, each a process; 0 runs them in this one, as smoke does by default."""
     threads: int | None = None
     """Threads of each run; by default the cores divided among the jobs."""
+    reuse: bool = False
+    """Train nothing again whose result is in RESULTS, even if its run directory is gone."""
     tables: bool = False
     """Run nothing: only make tables and figures of the results that are there."""
     results: Path | None = None
@@ -101,6 +103,7 @@ def reproduce_command(arguments: list[str]) -> None:
             folder,
             seeds=command.seeds,
             threads=threads_of(command),
+            reuse=command.reuse,
             tell=lambda line: print(line, flush=True),
         )
     out = folder / f"{name}-{command.scale}"

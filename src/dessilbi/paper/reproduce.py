@@ -6,6 +6,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
+from dessilbi.lab.config import Config
 from dessilbi.lab.sweep import Sweep
 from dessilbi.paper.recipe import SCALES
 from dessilbi.paper.recipes import RECIPES
@@ -38,9 +39,10 @@ def reproduce(
     *,
     seeds: int | None = None,
     threads: int | None = None,
+    reuse: bool = False,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Results:
-    """Run what is not there yet; returns the results, which are saved after every run.
+    """Run what has no run directory yet; returns the results, which are saved after every run.
 
     Args:
         recipe: what to reproduce.
@@ -50,6 +52,7 @@ def reproduce(
         folder: where the results are kept.
         seeds: number of seeds; by default the scale's.
         threads: threads of each run.
+        reuse: take what is in the results as done, even where the run directories are gone.
         tell: is given a line for whatever happens.
 
     Raises:
@@ -66,8 +69,9 @@ def reproduce(
         known = results.records.get(job.key)
         if outcome.run is not None:
             record.run = outcome.run.path.name
-            if known is not None and known.status == "done" and known.run == record.run:
-                return  # measured before
+            before = outcome.seconds is None and known is not None and known.status == "done"
+            if before and known is not None and known.run == record.run:
+                return  # trained and measured before
             try:
                 record.values = recipe.measure(outcome.run, job, place)
                 record.message = ""
@@ -79,9 +83,27 @@ def reproduce(
         results.records[job.key] = record
         results.save(file)
 
+    if reuse:
+        jobs = without_results(jobs, results)
+        tell(f"{results.planned - len(jobs)} of {results.planned} runs are in {file.name}")
     Sweep(jobs, executor, place, threads=threads, tell=tell, ended=ended).run()
     results.save(file)
     return results
+
+
+def without_results(jobs: list[Job], results: Results) -> list[Job]:
+    """The jobs that have no result yet, and those that they need."""
+    left: list[Job] = []
+    needed: set[str] = set()
+    for job in reversed(jobs):
+        known = results.records.get(job.key)
+        done = known is not None and known.status == "done"
+        if known is not None and isinstance(job.config, Config):
+            done = done and known.run == job.config.run_name  # else: of other settings
+        if not done or job.key in needed:
+            left.append(job)
+            needed.update(job.needs)
+    return left[::-1]
 
 
 def publish(recipe: Recipe, results: Results, out: Path, place: Place) -> list[Path]:

@@ -150,3 +150,11 @@ def test_an_augmentation_of_another_kind_is_refused():
 def test_images_and_labels_must_match():
     with pytest.raises(ValueError, match="got 3 and 2"):
         TensorSplit(torch.zeros(3, 1, 2, 2), torch.zeros(2), Pixels(255, torch.float32))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_channels_of_a_pixel_lie_side_by_side_which_no_value_shows(channels):
+    raw = torch.randint(256, (4, channels, 5, 6), dtype=torch.uint8)
+    values = Pixels(255, torch.float64)(raw)
+    assert values.stride() == (30 * channels, 1, 6 * channels, channels)
+    assert torch.equal(values, raw.double() / 255)

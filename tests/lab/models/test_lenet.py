@@ -55,3 +55,24 @@ def test_lenet_5_on_32_pixels_is_the_original_without_padding():
 def test_lenet_5_names_its_smallest_image():
     with pytest.raises(ModelError, match="lenet-5 needs input_size >= 28, got 27"):
         lenet_5(num_classes=10, in_channels=1, input_size=27)
+
+
+def test_pooling_before_relu_is_the_same_net_as_after_it():
+    torch.manual_seed(0)
+    model = lenet_5(num_classes=10, in_channels=1, input_size=28).double()
+    x = torch.randn(8, 1, 28, 28, dtype=torch.float64)
+
+    def textbook(x):
+        conv, relu, pool = model.conv, torch.relu, torch.nn.functional.max_pool2d
+        x = pool(relu(conv.c1(x)), 2)
+        x = relu(conv.c5(pool(relu(conv.c3(x)), 2)))
+        return model.fc(x.flatten(1))
+
+    logits = model(x)
+    assert torch.equal(logits, textbook(x))
+    for ours, theirs in zip(
+        torch.autograd.grad(logits.square().sum(), list(model.parameters())),
+        torch.autograd.grad(textbook(x).square().sum(), list(model.parameters())),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)

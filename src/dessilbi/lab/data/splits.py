@@ -58,8 +58,13 @@ class Pixels:
         return cls(white, dtype, gain.to(device, dtype), offset.to(device, dtype))
 
     def __call__(self, raw: Tensor) -> Tensor:
-        """Convert bytes (N, C, H, W) to ``dtype``."""
-        values = raw.to(self.dtype)
+        """Convert bytes (N, C, H, W) to ``dtype``.
+
+        On the CPU the channels of a pixel lie side by side, whatever the shape says: oneDNN trains
+        the convolutions that follow up to 1.4 times as fast (benchmarks/layout.py).
+        """
+        layout = torch.channels_last if raw.device.type == "cpu" else torch.contiguous_format
+        values = raw.to(self.dtype, memory_format=layout)
         if self.gain is None or self.offset is None:
             return values.div_(self.white)
         return values.mul_(self.gain).add_(self.offset)

@@ -40,9 +40,10 @@ def _conv_net(
     for block, width in enumerate(widths, start=1):
         for index in (2 * block - 1, 2 * block):
             layers[f"conv{index}"] = nn.Conv2d(channels, width, 3, padding=1)
+            if index == 2 * block:
+                layers[f"pool{block}"] = nn.MaxPool2d(2)  # commutes with ReLU, which is cheaper so
             layers[f"relu{index}"] = nn.ReLU()
             channels = width
-        layers[f"pool{block}"] = nn.MaxPool2d(2)
         side //= 2
     layers["flatten"] = nn.Flatten()
     layers["fc1"] = nn.Linear(channels * side**2, 256)

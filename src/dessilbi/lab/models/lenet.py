@@ -12,7 +12,8 @@ def lenet_5(*, num_classes: int, in_channels: int, input_size: int) -> nn.Module
 
     The third convolution is ``conv.c5``, the layer whose filters the paper draws. The original
     reads 32x32 images. Smaller ones (28 to 31) are zero-padded by two pixels a side in ``c1``; on
-    larger ones ``c5`` keeps a map of more than one pixel and ``f6`` widens with it.
+    larger ones ``c5`` keeps a map of more than one pixel and ``f6`` widens with it. Pooling comes
+    before ReLU: the two commute, gradients included, and ReLU then has a quarter of the work.
 
     Args:
         num_classes: Number of outputs.
@@ -25,11 +26,11 @@ def lenet_5(*, num_classes: int, in_channels: int, input_size: int) -> nn.Module
     conv = nn.Sequential(
         OrderedDict[str, nn.Module](
             c1=nn.Conv2d(in_channels, 6, 5, padding=padding),
-            relu1=nn.ReLU(),
             s2=nn.MaxPool2d(2),
+            relu1=nn.ReLU(),
             c3=nn.Conv2d(6, 16, 5),
-            relu3=nn.ReLU(),
             s4=nn.MaxPool2d(2),
+            relu3=nn.ReLU(),
             c5=nn.Conv2d(16, 120, 5),
             relu5=nn.ReLU(),
         )

@@ -1,4 +1,8 @@
-"""VGG-16 with BatchNorm, the variant that is common on CIFAR, and a small one for the CPU."""
+"""VGG-16 with BatchNorm, the variant that is common on CIFAR, and a small one for the CPU.
+
+A pooling comes before its ReLU: the two commute, gradients included, and ReLU then has a quarter of
+the work.
+"""
 
 from collections import OrderedDict
 
@@ -29,9 +33,10 @@ def vgg_16(*, num_classes: int, in_channels: int, input_size: int) -> nn.Module:
         for index, width in enumerate(widths, start=1):
             features[f"conv{block}_{index}"] = nn.Conv2d(channels, width, 3, padding=1, bias=False)
             features[f"bn{block}_{index}"] = nn.BatchNorm2d(width)
+            if index == len(widths):
+                features[f"pool{block}"] = nn.MaxPool2d(2)
             features[f"relu{block}_{index}"] = nn.ReLU()
             channels = width
-        features[f"pool{block}"] = nn.MaxPool2d(2)
     return _averaged_and_classified(features, channels, num_classes)
 
 
@@ -52,10 +57,10 @@ def vgg_4(*, num_classes: int, in_channels: int, input_size: int) -> nn.Module:
     for index, width in enumerate((16, 32, 64, 64), start=1):
         features[f"conv{index}"] = nn.Conv2d(channels, width, 3, padding=1, bias=False)
         features[f"bn{index}"] = nn.BatchNorm2d(width)
-        features[f"relu{index}"] = nn.ReLU()
-        channels = width
         if index != 3:
             features[f"pool{index}"] = nn.MaxPool2d(2)
+        features[f"relu{index}"] = nn.ReLU()
+        channels = width
     return _averaged_and_classified(features, channels, num_classes)
 
 
