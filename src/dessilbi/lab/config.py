@@ -37,6 +37,8 @@ class DataConfig:
     """Training images held out; the run is then judged on them, not on the test set."""
     images: int | None = None
     """Training images used, of those not held out; by default all."""
+    test_images: int | None = None
+    """Test images judged on, picked at random once and for all runs; by default all."""
     normalize: bool | None = None
     """Subtract the mean and divide by the deviation; by default for colour images only."""
     augment: bool = True
@@ -258,6 +260,8 @@ class Config:
                 del values[name]
         if not self.optimizer.coupled:
             del values["optimizer"]["coupled"]
+        if self.data.test_images is None:
+            del values["data"]["test_images"]
         return {name: _alike(value) for name, value in values.items()}
 
     @property

@@ -35,6 +35,7 @@ def load_data(
         device=torch.device(device),
         validation=config.data.validation,
         images=config.data.images,
+        test_images=config.data.test_images,
     )
 
 

@@ -109,3 +109,14 @@ def test_a_training_epoch_is_the_same_on_every_load(sklearn_digits):
 def test_an_absent_package_says_which_extra_brings_it():
     with pytest.raises(DataError, match=r"needs 'no_such_module'.*pip install 'dessilbi\[lab\]'"):
         require("no_such_module", purpose="the digits set", install="dessilbi[lab]")
+
+
+def test_some_test_images_are_the_same_some_for_every_run():
+    whole, some = load_dataset("digits"), load_dataset("digits", test_images=50, validation=100)
+    again = load_dataset("digits", test_images=50)
+    assert len(some.test) == 50
+    assert torch.equal(some.test.images, again.test.images)
+    everything = {bytes(image.flatten().tolist()) for image in whole.test.images}
+    assert all(bytes(image.flatten().tolist()) in everything for image in some.test.images)
+    with pytest.raises(ValueError, match=r"test_images must be in \[1, "):
+        load_dataset("digits", test_images=0)

@@ -78,6 +78,7 @@ def load_dataset(
     device: str | torch.device = "cpu",
     validation: int = 0,
     images: int | None = None,
+    test_images: int | None = None,
     split_seed: int = 0,
     workers: int = 4,
 ) -> Dataset:
@@ -96,6 +97,7 @@ def load_dataset(
         device: Where images and labels live.
         validation: How many training images to hold out.
         images: How many of the others to train on; None takes all.
+        test_images: How many of the test images to keep; None keeps all.
         split_seed: Chooses which; the same for every run that is to be compared.
         workers: Loader processes, for ``imagenet`` only.
 
@@ -126,6 +128,11 @@ def load_dataset(
         test = TensorSplit(raw.test_images.to(device), raw.test_labels.to(device), pixels)
         source = raw.source
     train, held_out = _hold_out(train, validation, images, split_seed)
+    if test_images is not None:
+        if not 1 <= test_images <= len(test):
+            raise ValueError(f"test_images must be in [1, {len(test)}], got {test_images}")
+        order = torch.randperm(len(test), generator=torch.Generator().manual_seed(split_seed))
+        test = test.take(order[:test_images].sort().values)
     return Dataset(
         name,
         train,

@@ -34,6 +34,7 @@ MODELS: Final[Mapping[str, ModelBuilder]] = {
     "conv-4": conv_4,
     "vgg-4": vgg_4,
     "vgg-16": vgg_16,
+    "resnet-8": partial(resnet_basic, 8),
     "resnet-20": partial(resnet_basic, 20),
     "resnet-32": partial(resnet_basic, 32),
     "resnet-44": partial(resnet_basic, 44),

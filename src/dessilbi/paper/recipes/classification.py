@@ -39,7 +39,14 @@ _STEP = ScheduleConfig(kind="step", step_size=30)
 _SMOKE = Config(epochs=1, batch_size=32, data=DataConfig(images=512))
 
 
-def _column(name: str, data: str, model: str, images: int, batch: int = 128) -> Column:
+def _column(
+    name: str,
+    data: str,
+    model: str,
+    images: int,
+    test_images: int | None = None,
+    batch: int = 128,
+) -> Column:
     paper = Config(
         data=DataConfig(name=data),
         model=ModelConfig(name=model),
@@ -49,12 +56,13 @@ def _column(name: str, data: str, model: str, images: int, batch: int = 128) -> 
     )
     # Ten times fewer epochs with the drops where they were, in proportion.
     shorter = replace(_STEP, step_size=3)
-    cpu = replace(paper, data=DataConfig(name=data, images=images), schedule=shorter, epochs=10)
+    fewer = DataConfig(name=data, images=images, test_images=test_images)
+    cpu = replace(paper, data=fewer, schedule=shorter, epochs=10)
     return Column(name, paper, cpu, _SMOKE)
 
 
 MNIST = _column("lenet-5 mnist", "mnist", "lenet-5", 60_000)
-CIFAR10 = _column("resnet-20 cifar10", "cifar10", "resnet-20", 5_000)
+CIFAR10 = _column("resnet-20 cifar10", "cifar10", "resnet-20", 5_000, 2_000)
 
 
 def _imagenet(name: str, model: str) -> Column:
@@ -192,7 +200,7 @@ RECIPES = (
         (CIFAR10,),
         {"resnet-20 cifar10": ("resnet-20 cifar10", "accuracy")},
         costs=("two hours on 2 cores", "half a day on a GPU"),
-        cut=("5,000 of 50,000 training images",),
+        cut=("5,000 of 50,000 training images, 2,000 of 10,000 test images",),
     ),
     _recipe(
         "table-imagenet",

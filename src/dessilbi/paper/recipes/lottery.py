@@ -114,7 +114,7 @@ def draw(name: str, results: Results, out: Path, place: Place) -> list[Path]:
 def _recipe(panel: str, name: str) -> Recipe:
     deep = name.startswith("resnet")
     cpu = (
-        ("ResNet-20 for " + ("ResNet-50" if "50" in name else "ResNet-56"), "8 epochs for 160")
+        ("ResNet-8 for " + ("ResNet-50" if "50" in name else "ResNet-56"), "8 epochs for 160")
         if deep
         else ("vgg-4 (16-32-64-64 filters) for VGG-16", "16 epochs for 160")
     )
@@ -128,17 +128,17 @@ def _recipe(panel: str, name: str) -> Recipe:
         measure=measure,
         costs={
             "smoke": "under a minute",
-            "cpu": "1 to 2 hours on 2 cores",
+            "cpu": "a quarter of an hour on 2 cores" if deep else "40 minutes on 2 cores",
             "paper": "weeks on a GPU" if deep else "several days on a GPU",
         },
         cuts={
             "cpu": (
                 *cpu,
-                "5,000 of 50,000 training images",
-                "nu divided by 10, as there are far fewer steps for Gamma to grow in",
+                "5,000 of 50,000 training images, 2,000 of 10,000 test images",
+                "nu and lambd divided by 10, as there are far fewer steps for Gamma to grow in",
                 "fewer early stops and densities; " + ("one seed" if deep else "two seeds"),
             ),
-            "smoke": ("digits-net on 512 digits, two epochs, nu divided by 100, one seed",),
+            "smoke": ("digits-net on 512 digits, 2 epochs, nu and lambd divided by 10, 1 seed",),
         },
         notes=(
             "Retraining uses SGD with Nesterov momentum, which the paper does not state.",

@@ -39,7 +39,8 @@ class Size:
     densities: tuple[float, ...]
     """Where the other methods are run."""
     seeds: int
-    nu_divided: float = 1.0
+    quicker: float = 1.0
+    """Divides both nu and lambd; see :mod:`dessilbi.paper.recipes.ablation`."""
 
 
 _PAPER = Config(
@@ -50,7 +51,7 @@ _PAPER = Config(
 )
 _CPU = replace(
     _PAPER,
-    data=DataConfig(name="cifar10", images=5_000),
+    data=DataConfig(name="cifar10", images=5_000, test_images=2_000),
     schedule=ScheduleConfig(kind="multistep", milestones=(8, 12)),
     epochs=16,
 )
@@ -70,10 +71,10 @@ def size_of(name: str, scale: Scale) -> Size:
         model = name.removesuffix("-lasso")
         return Size(model, _PAPER, (5, 10, 20, 40, 80, 160), (0.1, 0.2, 0.4, 0.6), seeds=5)
     if scale == "smoke":
-        return Size("digits-net", _SMOKE, (1, 2), (0.5,), seeds=1, nu_divided=100.0)
+        return Size("digits-net", _SMOKE, (1, 2), (0.5,), seeds=1, quicker=10.0)
     if deep:
-        return Size("resnet-20", _SMALLER, (2, 8), (0.2, 0.5), seeds=1, nu_divided=10.0)
-    return Size("vgg-4", _CPU, (1, 2, 4, 16), (0.2, 0.5), seeds=2, nu_divided=10.0)
+        return Size("resnet-8", _SMALLER, (2, 8), (0.2, 0.5), seeds=1, quicker=10.0)
+    return Size("vgg-4", _CPU, (1, 2, 4, 16), (0.2, 0.5), seeds=2, quicker=10.0)
 
 
 def optimizer_of(name: str, size: Size) -> OptimizerConfig:
@@ -81,9 +82,9 @@ def optimizer_of(name: str, size: Size) -> OptimizerConfig:
     lr, nu, kappa, lambd, momentum = (v or 0.0 for v in LOTTERY.rows[name])
     return OptimizerConfig(
         lr=kappa * lr,
-        nu=nu / size.nu_divided,
+        nu=nu / size.quicker,
         kappa=kappa,
-        lambd=lambd,
+        lambd=lambd / size.quicker,
         momentum=momentum,
         nesterov=True,
         weight_decay=1e-4,
