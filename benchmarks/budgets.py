@@ -73,6 +73,7 @@ def one_run(method: str, base: Config) -> Config:
     """A method whose single run gives the whole curve."""
     if method == "nested":
         return base
+    lr = base.optimizer.lr
     base = replace(base, nested=NestedConfig(), optimizer=PLAIN)
     if method == "freeze":
         return replace(base, freeze=FreezeConfig(epoch=base.epochs // 3))
@@ -81,7 +82,7 @@ def one_run(method: str, base: Config) -> Config:
         "dense-classifier": replace(PLAIN, exclude=("fc3",)),
         "own-classifier": replace(PLAIN, classifier_lambd=0.03),
         "init-scaled": replace(PLAIN, lambd=1.0, init_scaled=5.0),
-        "sgd": SGD,
+        "sgd": replace(SGD, lr=lr),
     }
     return replace(base, optimizer=changed[method])
 
@@ -95,7 +96,8 @@ def configs(task: str, method: str, seed: int) -> list[Config]:
     prune = PruneConfig(penalty=base.optimizer.penalty, exclude=base.optimizer.exclude)
     if method == "half":
         prune = replace(prune, begin=0.5, end=0.5)
-    sgd = replace(named, optimizer=SGD, nested=NestedConfig())
+    optimizer = replace(SGD, lr=base.optimizer.lr)
+    sgd = replace(named, optimizer=optimizer, nested=NestedConfig())
     return [replace(sgd, prune=replace(prune, density=density)) for density in densities]
 
 

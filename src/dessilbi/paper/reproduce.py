@@ -183,5 +183,5 @@ def _environment(run: RunDir) -> dict[str, Any]:
     if not file.is_file():
         return {}
     facts = json.loads(file.read_text())
-    kept = ("python", "packages", "platform", "cores", "threads", "device")
+    kept = ("python", "packages", "cores", "threads", "device")
     return {name: facts[name] for name in kept if name in facts}
