@@ -104,7 +104,7 @@ def vgg_4_cifar10_nested() -> Config:
         name="vgg-4-cifar10-nested",
         data=DataConfig(name="cifar10", augment=False),
         model=ModelConfig(name="vgg-4"),
-        optimizer=replace(_MOM_WD, lr=0.05, nu=100.0, init_scaled=1.0, exclude=("classifier",)),
+        optimizer=replace(_MOM_WD, lr=0.05, nu=20.0, init_scaled=1.0, exclude=("classifier",)),
         schedule=ScheduleConfig(kind="cosine"),
         nested=NestedConfig(on=True, lowest=0.1, full=0.5),
         epochs=8,
