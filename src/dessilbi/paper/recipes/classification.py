@@ -103,7 +103,10 @@ def jobs(
                 labels: dict[str, Label] = {"row": row, "column": column.name, "seed": seed}
                 key = f"{column.name}/{row}/seed={seed}"
                 found.append(Job(key=key, config=config, labels=labels))
-    return found
+    # A seed of every row before a second one, DessiLBI first: half a table says something, too.
+    return sorted(
+        found, key=lambda job: (job.labels["seed"], not str(job.labels["row"]).startswith("dessi"))
+    )
 
 
 def tables(
