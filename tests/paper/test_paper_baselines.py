@@ -14,11 +14,12 @@ from dessilbi.lab.config import Config, ConfigError, ModelConfig, OptimizerConfi
 from dessilbi.lab.rundir import LAST, MASK
 from dessilbi.lab.subnets import load_start
 from dessilbi.lab.train import Place, train
+from dessilbi.lab.trained import network_without_data, trained_network
 from dessilbi.paper.baselines import iterative, slimming, soft_filters, tickets
 from dessilbi.paper.baselines import train as methods
 from dessilbi.paper.baselines.gradual import gradually_pruned
 from dessilbi.paper.baselines.scratch import scratch, share_of_macs
-from dessilbi.paper.baselines.start import density, network, retrain, trained
+from dessilbi.paper.baselines.start import density, retrain
 from dessilbi.path import Mask
 from dessilbi.subnet import project
 
@@ -105,7 +106,7 @@ def test_a_slimmed_channel_is_exactly_zero_and_no_layer_is_emptied() -> None:
 
 
 def test_slimming_pairs_convolutions_with_their_batchnorm_in_a_residual_net() -> None:
-    model = network(replace(CONFIG, model=ModelConfig(name="resnet-20")))
+    model = network_without_data(replace(CONFIG, model=ModelConfig(name="resnet-20")))
     pairs = slimming.normalised_convolutions(model)
     assert len(pairs) == sum(isinstance(m, nn.BatchNorm2d) for m in model.modules())
     assert ("stage2.0.shortcut.conv", "stage2.0.shortcut.bn") in pairs
@@ -130,7 +131,10 @@ def test_training_with_slimming_shrinks_the_scales(tmp_path: Path, dense: RunDir
             for m in net.modules()
             if isinstance(m, nn.BatchNorm2d)
         )
-        for net in (trained(type(dense)(tmp_path / config.run_name)), trained(dense))
+        for net in (
+            trained_network(type(dense)(tmp_path / config.run_name)),
+            trained_network(dense),
+        )
     )
     assert slim < 0.8 * plain
     with pytest.raises(ConfigError, match=r"name must end in '-slimming-0\.1'"):
@@ -182,12 +186,12 @@ def test_soft_pruning_keeps_a_filter_and_states_its_limits() -> None:
 
 
 def test_a_run_with_soft_pruning_ends_pruned(tmp_path: Path) -> None:
-    rate = soft_filters.rate_for(network(CONFIG), 0.7)
+    rate = soft_filters.rate_for(network_without_data(CONFIG), 0.7)
     config = methods.named(CONFIG, "sfp", rate)
     methods.soft_filters(config, Place(runs=tmp_path), {"rate": f"{rate}"}, None)
     from dessilbi.lab.rundir import RunDir
 
-    model = trained(RunDir(tmp_path / config.run_name))
+    model = trained_network(RunDir(tmp_path / config.run_name))
     weights = {n: p for n, p in model.named_parameters() if p.ndim > 1}
     left = sum(int((w != 0).sum()) for w in weights.values()) / sum(
         w.numel() for w in weights.values()
@@ -237,7 +241,7 @@ def test_random_has_the_layer_densities_of_the_ticket_and_depends_on_the_seed_al
 def test_a_ticket_starts_from_the_same_weights_and_holds_its_mask(
     dense: RunDir, tmp_path: Path
 ) -> None:
-    mask = tickets.one_shot(trained(dense), 0.2)
+    mask = tickets.one_shot(trained_network(dense), 0.2)
     config = retrain(
         dense, mask, tmp_path, method="one-shot", words="largest", weights="init", epochs=1
     )
@@ -247,7 +251,7 @@ def test_a_ticket_starts_from_the_same_weights_and_holds_its_mask(
     initial = dense.read_tensors("init.safetensors")
     assert all(torch.equal(weights[name], initial[name]) for name in initial)
     assert held == mask
-    after = dict(trained(run).named_parameters())
+    after = dict(trained_network(run).named_parameters())
     assert all(bool((after[name][~mask[name]] == 0).all()) for name in mask.names)
 
 
@@ -257,7 +261,7 @@ def test_a_ticket_starts_from_the_same_weights_and_holds_its_mask(
 def test_scratch_starts_from_new_weights_and_e_keeps_the_epochs(
     dense: RunDir, tmp_path: Path
 ) -> None:
-    mask = soft_filters.weak_filters_out(network(CONFIG), 0.5)
+    mask = soft_filters.weak_filters_out(network_without_data(CONFIG), 0.5)
     config = scratch(dense, mask, tmp_path, "e")
     assert config.epochs == CONFIG.epochs
     assert config.start is not None
@@ -269,7 +273,7 @@ def test_scratch_starts_from_new_weights_and_e_keeps_the_epochs(
 def test_scratch_b_spends_the_multiply_adds_of_the_dense_net_but_at_most_twice_the_epochs(
     dense: RunDir, tmp_path: Path
 ) -> None:
-    model = network(CONFIG)
+    model = network_without_data(CONFIG)
     mild, harsh = (soft_filters.weak_filters_out(model, rate) for rate in (0.25, 0.9))
     share = share_of_macs(CONFIG, mild)
     assert 0.5 < share < 1

@@ -20,9 +20,9 @@ from dessilbi.lab.config import (
     StopConfig,
 )
 from dessilbi.lab.data.load import CARDS
-from dessilbi.lab.models import make_model
 from dessilbi.lab.rundir import LAST, MASK, PATH, START, RunDir, RunError
 from dessilbi.lab.schedule import lr_factor
+from dessilbi.lab.trained import network_without_data
 from dessilbi.path import FormatError, Mask, SolutionPath, count_macs_per_weight
 
 if TYPE_CHECKING:
@@ -212,15 +212,9 @@ def _epochs(before: Config, retrain: Retrain, mask: Mask, given: int | None) -> 
 
 
 def _share_of_macs(config: Config, mask: Mask) -> float:
-    card = CARDS[config.data.name]
-    channels, side, _ = card.shape
-    model = make_model(
-        config.model.name,
-        num_classes=len(card.classes) or 1000,  # ImageNet's are known by its folders only
-        in_channels=channels,
-        input_size=side,
-    )
-    each = count_macs_per_weight(model, torch.zeros(1, *card.shape))
+    model = network_without_data(config)
+    image = torch.zeros(1, *CARDS[config.data.name].shape, dtype=getattr(torch, config.dtype))
+    each = count_macs_per_weight(model, image)
     kept = sum(int(mask[name].sum()) * each[name] for name in mask.names)
     return kept / sum(mask[name].numel() * each[name] for name in mask.names)
 

@@ -8,6 +8,7 @@ import torch
 
 from dessilbi.lab.config import ConfigError
 from dessilbi.lab.data import load_dataset
+from dessilbi.lab.data.load import CARDS
 from dessilbi.lab.models import make_model
 from dessilbi.lab.rundir import LAST, RunError
 from dessilbi.lab.snapshot import load_model
@@ -54,24 +55,43 @@ def judged_split(data: Dataset, name: str | None = None) -> tuple[Split, str]:
 
 
 def fresh_network(config: Config, data: Dataset) -> nn.Module:
-    """The network of a configuration as it is initialised."""
-    channels, height, _ = data.shape
+    """The network of a configuration as it is initialised; seeds torch's generator."""
     torch.manual_seed(config.seed)
+    return _network(config, data.shape, data.num_classes)
+
+
+def network_without_data(config: Config, *, seed: int | None = None) -> nn.Module:
+    """The same made without reading the data, and without touching torch's generator.
+
+    Args:
+        config: whose network.
+        seed: of the initial weights, if not the configuration's.
+    """
+    card = CARDS[config.data.name]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed if seed is None else seed)
+        # ImageNet's classes are known by its folders only.
+        return _network(config, card.shape, len(card.classes) or 1000)
+
+
+def _network(config: Config, shape: tuple[int, int, int], classes: int) -> nn.Module:
+    channels, side, _ = shape
     return make_model(
         config.model.name,
-        num_classes=data.num_classes,
+        num_classes=classes,
         in_channels=channels,
-        input_size=height,
+        input_size=side,
         init=config.model.init,
         dtype=getattr(torch, config.dtype),
     )
 
 
-def trained_network(run: RunDir, data: Dataset) -> nn.Module:
+def trained_network(run: RunDir, data: Dataset | None = None) -> nn.Module:
     """The network of a run with its last weights."""
     last = run.load(LAST)
     if last is None:
         raise RunError(f"{run.path} has no {LAST}; train it first")
-    model = fresh_network(run.config(), data)
+    config = run.config()
+    model = network_without_data(config) if data is None else fresh_network(config, data)
     load_model(model, last.part("model"))
     return model

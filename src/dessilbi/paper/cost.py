@@ -19,7 +19,7 @@ from dessilbi.lab.environment import describe
 from dessilbi.lab.optimizers import COMPETITORS, make_optimizer
 from dessilbi.lab.rundir import RunDir
 from dessilbi.lab.sweep_work import Order
-from dessilbi.paper.baselines.start import network
+from dessilbi.lab.trained import network_without_data
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -80,7 +80,7 @@ def _settle(device: torch.device) -> None:
 
 
 def _stepper(name: str, config: Config, device: torch.device) -> Callable[[], None]:
-    model = network(config).to(device)
+    model = network_without_data(config).to(device)
     optimizer = make_optimizer(model, COMPETITORS[name])
     card = CARDS[config.data.name]
     generator = torch.Generator().manual_seed(0)

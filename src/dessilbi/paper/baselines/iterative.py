@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dessilbi.lab.rundir import MASK
+from dessilbi.lab.trained import trained_network
 from dessilbi.path import Mask
 
-from .start import retrain, trained
+from .start import retrain
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,7 +44,7 @@ def next_round(parent: RunDir, density: float, runs: Path, *, epochs: int | None
         runs: folder of the run directories.
         epochs: of retraining; a quarter of the parent's by default.
     """
-    mask = Mask.magnitude(trained(parent), density, scope="global")
+    mask = Mask.magnitude(trained_network(parent), density, scope="global")
     before = pruned_again(parent)
     if before is not None:
         mask = mask & before  # weights that are gone are zero, and never come back

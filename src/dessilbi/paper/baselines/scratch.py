@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from dessilbi.lab.data.load import CARDS
+from dessilbi.lab.trained import network_without_data
 from dessilbi.path import count_macs_per_weight
 
-from .start import network, retrain
+from .start import retrain
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 def share_of_macs(config: Config, mask: Mask) -> float:
     """Multiply-adds of the masked network as a fraction of the dense one's."""
-    model = network(config)
+    model = network_without_data(config)
     each = count_macs_per_weight(model, torch.zeros(1, *CARDS[config.data.name].shape))
     kept = total = 0.0
     for name, weight in model.named_parameters():

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
-import torch
-
 from dessilbi.lab.config import (
     FreezeConfig,
     NestedConfig,
@@ -15,12 +13,10 @@ from dessilbi.lab.config import (
     StartConfig,
     StopConfig,
 )
-from dessilbi.lab.data.load import CARDS
-from dessilbi.lab.models import make_model
-from dessilbi.lab.rundir import LAST, RunError
 from dessilbi.lab.schedule import lr_factor
-from dessilbi.lab.snapshot import load_model, model_tensors
+from dessilbi.lab.snapshot import model_tensors
 from dessilbi.lab.subnets import started
+from dessilbi.lab.trained import network_without_data, trained_network
 from dessilbi.path._names import weights_with_twin
 
 if TYPE_CHECKING:
@@ -36,32 +32,6 @@ Weights = Literal["init", "last", "fresh"]
 
 FRESH_SEED = 10_000
 """Added to a run's seed for new weights, so that they are no seed of the table."""
-
-
-def network(config: Config, *, seed: int | None = None) -> nn.Module:
-    """The network of a configuration as it is initialised, made without reading the data."""
-    card = CARDS[config.data.name]
-    channels, side, _ = card.shape
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.seed if seed is None else seed)
-        return make_model(
-            config.model.name,
-            num_classes=len(card.classes) or 1000,  # ImageNet's are known by its folders only
-            in_channels=channels,
-            input_size=side,
-            init=config.model.init,
-            dtype=getattr(torch, config.dtype),
-        )
-
-
-def trained(run: RunDir) -> nn.Module:
-    """The network of a run with its last weights."""
-    last = run.load(LAST)
-    if last is None:
-        raise RunError(f"{run.path} has no {LAST}; train it first")
-    model = network(run.config())
-    load_model(model, last.part("model"))
-    return model
 
 
 def density(mask: Mask, model: nn.Module) -> float:
@@ -139,6 +109,6 @@ def _tensors(parent: RunDir, weights: Weights) -> dict[str, Tensor]:
     if weights == "init":
         return parent.read_tensors("init.safetensors")
     if weights == "last":
-        return model_tensors(trained(parent))
+        return model_tensors(trained_network(parent))
     config = parent.config()
-    return model_tensors(network(config, seed=config.seed + FRESH_SEED))
+    return model_tensors(network_without_data(config, seed=config.seed + FRESH_SEED))

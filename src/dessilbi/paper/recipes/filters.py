@@ -12,7 +12,7 @@ from dessilbi.lab.rundir import RunDir
 from dessilbi.lab.snapshot import load_model
 from dessilbi.lab.subnets import open_path
 from dessilbi.lab.sweep import Job, Label
-from dessilbi.paper.baselines.start import network
+from dessilbi.lab.trained import network_without_data
 from dessilbi.paper.figures import Images, Line, Panel, draw_images, draw_panels
 from dessilbi.paper.recipe import Recipe, Scale, measure_training, seed_list
 from dessilbi.paper.tables import Cell, Table
@@ -139,7 +139,7 @@ def strongest(run: RunDir, epoch: int, layer: str) -> Tensor:
     checkpoint = run.load(f"checkpoint-{epoch}")
     assert checkpoint is not None, f"{run.path} did not keep epoch {epoch}"
     config = run.config()
-    model = network(config)
+    model = network_without_data(config)
     load_model(model, checkpoint.part("model"))
     weight = dict(model.named_parameters())[f"{layer}.weight"]
     chosen = [int(i) for i in by_norm(weight)[:SHOWN]]

@@ -10,8 +10,7 @@ from dessilbi.lab.optimizers import COMPETITORS
 from dessilbi.lab.rundir import RunDir
 from dessilbi.lab.snapshot import load_model
 from dessilbi.lab.sweep import Job, Label
-from dessilbi.lab.trained import load_data
-from dessilbi.paper.baselines.start import network
+from dessilbi.lab.trained import load_data, network_without_data
 from dessilbi.paper.figures import Images, Line, Panel, draw_images, draw_panels
 from dessilbi.paper.recipe import Recipe, Scale, measure_curves, seed_list
 from dessilbi.paper.tables import Cell, Table
@@ -100,7 +99,7 @@ def gradient_images(run: RunDir, epoch: int, image: Tensor, scale: str) -> Tenso
     """Gradient images of all first-layer filters, from the largest filter to the smallest."""
     checkpoint = run.load(f"checkpoint-{epoch}")
     assert checkpoint is not None, f"{run.path} did not keep epoch {epoch}"
-    model = network(run.config())
+    model = network_without_data(run.config())
     load_model(model, checkpoint.part("model"))
     convolution, relu = LAYERS[scale]
     order = by_norm(dict(model.named_parameters())[f"{convolution}.weight"])

@@ -10,7 +10,8 @@ from dessilbi.lab.config import Config, DataConfig, ModelConfig, ScheduleConfig
 from dessilbi.lab.optimizers import COMPETITORS
 from dessilbi.lab.subnets import Choice, Retrain, open_path, prepare
 from dessilbi.lab.sweep import Job
-from dessilbi.paper.baselines.start import retrain, trained
+from dessilbi.lab.trained import trained_network
+from dessilbi.paper.baselines.start import retrain
 from dessilbi.paper.baselines.tickets import largest_as
 from dessilbi.paper.figures import Panel, draw_panels
 from dessilbi.paper.published import (
@@ -124,7 +125,7 @@ def finetune_jobs(network: str, scale: Scale, seeds: int | None) -> list[Job]:
 
         def sgd_lottery(runs: Mapping[str, RunDir], parent: str = parent, sgd: str = sgd) -> Config:
             ticket = open_path(runs[parent]).mask(epoch=last)
-            mask = largest_as(trained(runs[sgd]), ticket)
+            mask = largest_as(trained_network(runs[sgd]), ticket)
             words = "largest weights at the layer densities of Gamma"
             folder = runs[sgd].path.parent
             return retrain(runs[sgd], mask, folder, method="lottery", words=words, weights="init")

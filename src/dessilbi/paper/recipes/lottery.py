@@ -6,7 +6,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dessilbi.lab.rundir import MASK
-from dessilbi.paper.baselines.start import density, trained
+from dessilbi.lab.trained import trained_network
+from dessilbi.paper.baselines.start import density
 from dessilbi.paper.figures import Line, Panel, Points, draw_panels
 from dessilbi.paper.published import LOTTERY
 from dessilbi.paper.recipe import Recipe, Scale, measure_curves, seed_list
@@ -37,7 +38,7 @@ def measure(run: RunDir, job: Job, place: Place) -> dict[str, Any]:
         return found
     found.pop("curves")  # of the subnetworks only the end is shown
     found["collapsed"] = False  # one that cannot learn is a result of its method, and counts
-    model = trained(run)
+    model = trained_network(run)
     if (run.path / MASK).is_file():
         found["kept"] = density(Mask.load(run.path / MASK), model)
     else:  # pruned while it trained: what is zero is gone

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 from dessilbi.lab.config import Config, DataConfig, ModelConfig, OptimizerConfig, ScheduleConfig
 from dessilbi.lab.subnets import open_path
 from dessilbi.lab.sweep import Job, Label
+from dessilbi.lab.trained import network_without_data, trained_network
 from dessilbi.paper.baselines import iterative, slimming, soft_filters, tickets
 from dessilbi.paper.baselines import train as methods
 from dessilbi.paper.baselines.gradual import gradually_pruned
 from dessilbi.paper.baselines.scratch import scratch
-from dessilbi.paper.baselines.start import network, retrain, trained
+from dessilbi.paper.baselines.start import retrain
 from dessilbi.paper.published import LOTTERY
 
 if TYPE_CHECKING:
@@ -152,7 +153,7 @@ class PanelJobs:
 
         def lottery(runs: Mapping[str, RunDir]) -> Config:
             like = open_path(runs[self.parent]).mask(epoch=epoch)
-            mask = tickets.largest_as(trained(runs[self.dense]), like)
+            mask = tickets.largest_as(trained_network(runs[self.dense]), like)
             return self._retrained(runs[self.dense], mask, "sgd-lottery", at, "init")
 
         def random(runs: Mapping[str, RunDir]) -> Config:
@@ -182,7 +183,7 @@ class PanelJobs:
 
         def slimmed(runs: Mapping[str, RunDir]) -> Config:
             run = runs[slim]
-            mask = slimming.slimmed(trained(run), wanted)
+            mask = slimming.slimmed(trained_network(run), wanted)
             return retrain(run, mask, run.path.parent, method="slimmed", words=at, weights="last")
 
         self.add("Network Slimming", at, slimmed, slim)
@@ -193,7 +194,7 @@ class PanelJobs:
 
         def from_scratch(runs: Mapping[str, RunDir], kind: Any) -> Config:
             run = runs[self.dense]
-            mask = soft_filters.weak_filters_out(network(self.base), rate)
+            mask = soft_filters.weak_filters_out(network_without_data(self.base), rate)
             return scratch(run, mask, run.path.parent, kind)
 
         self.add("Scratch-E", at, partial(from_scratch, kind="e"), self.dense)
@@ -205,7 +206,7 @@ class PanelJobs:
         at = f"density {wanted:g}"
 
         def rethinking(runs: Mapping[str, RunDir]) -> Config:
-            mask = tickets.one_shot(trained(runs[self.dense]), wanted)
+            mask = tickets.one_shot(trained_network(runs[self.dense]), wanted)
             return self._retrained(runs[self.dense], mask, "rethinking", at, "init")
 
         self.add("Rethinking-Lottery", at, rethinking, self.dense)
@@ -230,4 +231,4 @@ class PanelJobs:
 @functools.cache
 def _rate(config: Config, wanted: float) -> float:
     """Rate of Soft Filter Pruning for a density; a network is built for it, so once for all."""
-    return round(soft_filters.rate_for(network(config), wanted), 6)
+    return round(soft_filters.rate_for(network_without_data(config), wanted), 6)
