@@ -61,7 +61,7 @@ class Pixels:
         """Convert bytes (N, C, H, W) to ``dtype``.
 
         On the CPU the channels of a pixel lie side by side, whatever the shape says: oneDNN trains
-        the convolutions that follow up to 1.4 times as fast (benchmarks/layout.py).
+        the convolutions that follow 1.0 to 1.6 times as fast (benchmarks/layout.py).
         """
         layout = torch.channels_last if raw.device.type == "cpu" else torch.contiguous_format
         values = raw.to(self.dtype, memory_format=layout)
