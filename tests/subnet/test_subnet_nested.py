@@ -198,10 +198,11 @@ def test_batchnorm_statistics_follow_the_whole_network() -> None:
 # ---------------------------------------------------------------------- the draws
 
 
-def test_budgets_fall_and_then_cover_the_whole_range() -> None:
+@pytest.mark.parametrize("tilt", [0.5, 1.0, 2.0])
+def test_budgets_fall_and_then_cover_the_whole_range(tilt: float) -> None:
     net, opt = make()
     nested = NestedTraining(
-        net, opt, 1000, lowest=0.01, begin=0.1, descended=0.5, full=0.2, refresh=500
+        net, opt, 1000, lowest=0.01, begin=0.1, descended=0.5, full=0.2, tilt=tilt, refresh=500
     )
     budgets = []
     for _ in range(1000):
@@ -210,12 +211,12 @@ def test_budgets_fall_and_then_cover_the_whole_range() -> None:
         opt.step()
     assert set(budgets[:100]) == {1.0}
     early, late = budgets[100:300], budgets[500:]
-    assert min(early) > 0.05 > 0.0101 > min(late) >= 0.01
+    assert min(early) > 0.04 > 0.0103 > min(late) >= 0.01
     full = sum(b == 1 for b in late) / len(late)
     assert 0.15 < full < 0.27
     drawn = sorted(b for b in late if b < 1)
-    middle = drawn[len(drawn) // 2]  # uniform in the logarithm: the geometric mean, 0.1
-    assert 0.07 < middle < 0.14
+    middle = drawn[len(drawn) // 2]  # tilt 1, evenly in the logarithm: the geometric mean, 0.1
+    assert 0.7 < middle / 0.01 ** (0.5**tilt) < 1.4
 
 
 def test_draws_depend_on_seed_and_step_only() -> None:
@@ -368,6 +369,7 @@ def test_a_trained_run_is_better_at_small_budgets_than_one_shot() -> None:
         ({"full": 1.5}, "full must lie in"),
         ({"refresh": 0}, "refresh must be >= 1"),
         ({"floor": -1}, "floor must be >= 0"),
+        ({"tilt": 0.0}, "tilt must be > 0"),
     ],
 )
 def test_bad_options(options: dict[str, Any], message: str) -> None:

@@ -39,9 +39,9 @@ class NestedTraining:
     of larger ones, and ``path.mask(density=...)`` reads off any of them.
 
     The whole network is trained first; then the smallest budget to be drawn falls, as in gradual
-    pruning, and stays at ``lowest``. Between it and ``highest`` budgets are spread evenly in their
-    logarithm, large and small ones in turn. Groups are ranked by the size of their weights, anew
-    every so often until the ranking settles.
+    pruning, and stays at ``lowest``. Between it and ``highest`` budgets are spread on a logarithmic
+    scale, large and small ones in turn, large ones a little more often. Groups are ranked by the
+    size of their weights, anew every so often until the ranking settles.
 
     Budgets count weights with a twin; what has none (by default biases and BatchNorm; a classifier
     that :func:`split_parameters` excludes) belongs to every subnetwork. A layer is ranked by
@@ -60,6 +60,8 @@ class NestedTraining:
         descended: when they reach ``lowest``.
         settled: when the ranking is fixed.
         full: fraction of steps that train the whole network, beside the drawn ones.
+        tilt: above 1, large budgets are drawn more often than small ones, below 1 less often; at 1
+            they are spread evenly in their logarithm.
         refresh: steps between two rankings.
         floor: groups of each layer that are in every subnetwork.
         uniform: whether every layer keeps the same fraction of its groups; by default if there are
@@ -90,13 +92,14 @@ class NestedTraining:
         descended: float = 0.25,
         settled: float = 0.6,
         full: float = 0.05,
+        tilt: float = 1.5,
         refresh: int = 100,
         floor: int = 1,
         uniform: bool | None = None,
         seed: int = 0,
     ) -> None:
-        _check(steps, lowest, highest, begin, descended, settled, full, refresh, floor)
-        self.steps, self.full, self.seed = steps, full, seed
+        _check(steps, lowest, highest, begin, descended, settled, full, tilt, refresh, floor)
+        self.steps, self.full, self.tilt, self.seed = steps, full, tilt, seed
         self.lowest, self.highest = lowest, highest
         self.begin, self.descended, self.settled = begin, descended, settled
         self.refresh, self.floor, self.uniform = refresh, floor, uniform
@@ -172,7 +175,7 @@ class NestedTraining:
         place = (self.seed * _PLASTIC + self._step * _GOLDEN) % 1
         if place < self.full:
             return FULL
-        place = (place - self.full) / (1 - self.full)
+        place = ((place - self.full) / (1 - self.full)) ** self.tilt
         smallest, largest = self.lowest, self.highest
         if progress < self.descended:
             left = 1 - (progress - self.begin) / (self.descended - self.begin)
@@ -261,6 +264,7 @@ def _check(
     descended: float,
     settled: float,
     full: float,
+    tilt: float,
     refresh: int,
     floor: int,
 ) -> None:
@@ -272,6 +276,7 @@ def _check(
         f"descended must lie in [begin, 1], got {descended!r}": begin <= descended <= 1,
         f"settled must be >= begin, got {settled!r}": settled >= begin,
         f"full must lie in [0, 1], got {full!r}": 0 <= full <= 1,
+        f"tilt must be > 0, got {tilt!r}": tilt > 0,
         f"refresh must be >= 1, got {refresh!r}": refresh >= 1,
         f"floor must be >= 0, got {floor!r}": floor >= 0,
     }.items():
