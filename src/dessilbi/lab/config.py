@@ -161,7 +161,7 @@ class NestedConfig:
     """When the ranking of the weights is fixed."""
     full: float = 0.05
     """Fraction of steps that train the whole network, beside the drawn ones."""
-    tilt: float = 1.5
+    tilt: float = 1.0
     """Above 1, large budgets are drawn more often than small ones; below 1, less often."""
     refresh: int = 100
     """Steps between two rankings."""

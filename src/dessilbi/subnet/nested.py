@@ -39,9 +39,9 @@ class NestedTraining:
     of larger ones, and ``path.mask(density=...)`` reads off any of them.
 
     The whole network is trained first; then the smallest budget to be drawn falls, as in gradual
-    pruning, and stays at ``lowest``. Between it and ``highest`` budgets are spread on a logarithmic
-    scale, large and small ones in turn, large ones a little more often. Groups are ranked by the
-    size of their weights, anew every so often until the ranking settles.
+    pruning, and stays at ``lowest``. Between it and ``highest`` budgets are spread evenly in their
+    logarithm, large and small ones in turn. Groups are ranked by the size of their weights, anew
+    every so often until the ranking settles.
 
     Budgets count weights with a twin; what has none (by default biases and BatchNorm; a classifier
     that :func:`split_parameters` excludes) belongs to every subnetwork. A layer is ranked by
@@ -92,7 +92,7 @@ class NestedTraining:
         descended: float = 0.25,
         settled: float = 0.6,
         full: float = 0.05,
-        tilt: float = 1.5,
+        tilt: float = 1.0,
         refresh: int = 100,
         floor: int = 1,
         uniform: bool | None = None,
