@@ -99,6 +99,19 @@ def test_results_stand_for_runs_whose_directories_are_gone(tmp_path: Path) -> No
     assert jobs[0].key in {job.key for job in without_results(jobs, whole)}
 
 
+def test_a_part_of_a_recipe_can_be_run_alone(tmp_path: Path) -> None:
+    place = Place(runs=tmp_path / "runs")
+    found = reproduce(
+        LAYERS, "smoke", InProcess(), place, tmp_path, seeds=3, threads=1, only="seed=1"
+    )
+    assert list(found.records) == ["lenet-3/DessiLBI/seed=1"]
+    assert found.planned == 3
+    with pytest.raises(
+        ValueError, match="no run of layers-lenet-3 contains 'vgg'; they are: lenet-3"
+    ):
+        reproduce(LAYERS, "smoke", InProcess(), place, tmp_path, only="vgg")
+
+
 def test_a_run_that_is_made_again_takes_the_place_of_the_published_one(tmp_path: Path) -> None:
     published = reproduce(
         LAYERS, "smoke", InProcess(), Place(runs=tmp_path / "a"), tmp_path, threads=1

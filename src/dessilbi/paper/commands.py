@@ -53,6 +53,8 @@ class ReproduceCommand:
     """Threads of each run; by default the cores divided among the jobs."""
     reuse: bool = False
     """Train nothing again whose result is in RESULTS, even if its run directory is gone."""
+    only: str = ""
+    """Run only what has this in its name, and what that needs: a network, a row, seed=1."""
     tables: bool = False
     """Run nothing: only make tables and figures of the results that are there."""
     results: Path | None = None
@@ -104,6 +106,7 @@ def reproduce_command(arguments: list[str]) -> None:
             seeds=command.seeds,
             threads=threads_of(command),
             reuse=command.reuse,
+            only=command.only,
             tell=lambda line: print(line, flush=True),
         )
     out = folder / f"{name}-{command.scale}"

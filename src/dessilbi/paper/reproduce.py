@@ -40,6 +40,7 @@ def reproduce(
     seeds: int | None = None,
     threads: int | None = None,
     reuse: bool = False,
+    only: str = "",
     tell: Callable[[str], None] = lambda line: None,
 ) -> Results:
     """Run what has no run directory yet; returns the results, which are saved after every run.
@@ -53,6 +54,7 @@ def reproduce(
         seeds: number of seeds; by default the scale's.
         threads: threads of each run.
         reuse: take what is in the results as done, even where the run directories are gone.
+        only: leave out the runs whose key does not contain this.
         tell: is given a line for whatever happens.
 
     Raises:
@@ -83,9 +85,14 @@ def reproduce(
         results.records[job.key] = record
         results.save(file)
 
+    jobs = with_needs(jobs, lambda job: only in job.key)
+    if not jobs:
+        known = ", ".join(job.key for job in recipe.jobs(scale, seeds))
+        raise ValueError(f"no run of {recipe.name} contains {only!r}; they are: {known}")
+    chosen = len(jobs)
     if reuse:
         jobs = without_results(jobs, results)
-        tell(f"{results.planned - len(jobs)} of {results.planned} runs are in {file.name}")
+        tell(f"{chosen - len(jobs)} of {chosen} runs are in {file.name}")
     Sweep(jobs, executor, place, threads=threads, tell=tell, ended=ended).run()
     results.save(file)
     return results
@@ -93,14 +100,23 @@ def reproduce(
 
 def without_results(jobs: list[Job], results: Results) -> list[Job]:
     """The jobs that have no result yet, and those that they need."""
+
+    def missing(job: Job) -> bool:
+        known = results.records.get(job.key)
+        if known is None or known.status != "done":
+            return True
+        # A run of another name is one of other settings.
+        return isinstance(job.config, Config) and known.run != job.config.run_name
+
+    return with_needs(jobs, missing)
+
+
+def with_needs(jobs: list[Job], wanted: Callable[[Job], bool]) -> list[Job]:
+    """The wanted ones and what they need, in their order."""
     left: list[Job] = []
     needed: set[str] = set()
     for job in reversed(jobs):
-        known = results.records.get(job.key)
-        done = known is not None and known.status == "done"
-        if known is not None and isinstance(job.config, Config):
-            done = done and known.run == job.config.run_name  # else: of other settings
-        if not done or job.key in needed:
+        if wanted(job) or job.key in needed:
             left.append(job)
             needed.update(job.needs)
     return left[::-1]
