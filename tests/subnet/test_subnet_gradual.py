@@ -46,8 +46,14 @@ def test_the_schedule_is_the_cubic() -> None:
     assert pruning.target(70) == pruning.target(100) == 0.1
 
 
-def test_density_falls_to_the_target_and_zeros_stay() -> None:
+@pytest.mark.parametrize("batchnorm", [False, True])
+def test_density_falls_to_the_target_and_zeros_stay(batchnorm: bool) -> None:
     net, opt = net_and_sgd()
+    if batchnorm:  # it divides by a pruned filter's variance, so that its gradient is huge
+        assert isinstance(net, nn.Sequential)
+        net.insert(1, nn.BatchNorm2d(8))
+        nn.init.ones_(net[1].bias)  # where ReLU lets it through
+        opt = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3)
     pruning = GradualPruning(net, opt, 0.2, 60, split_parameters(net), begin=0.1, end=0.6, every=5)
     densities, before = [], None
     for step in range(60):

@@ -90,9 +90,11 @@ class GradualPruning:
         self._step += 1
         last = self.target(self._step - 1) > self.density >= self.target(self._step)
         falling = self._step % self.every == 0 and self.density < self.target(self._step) < 1
+        # Before anything is ranked: what was pruned has just been moved by its momentum, and behind
+        # a BatchNorm, which divides by a variance of zero, so far that it would be ranked first.
+        zero_outside(self._kept)
         if last or falling:
             self._prune(self.target(self._step))
-        zero_outside(self._kept)
 
     def _prune(self, density: float) -> None:
         params = named_weights(self._model)
