@@ -13,6 +13,7 @@ not the implementation: everything sits in one loop, and the variants exclude or
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import random
@@ -54,6 +55,8 @@ def options() -> argparse.ArgumentParser:
     add("--power", type=float, default=1.0, help="above 1: smaller budgets more often")
     add("--fix", type=float, default=0.75, help="when the ranking is fixed")
     add("--refresh", type=int, default=50)
+    add("--rank", choices=("w", "v", "entry", "layer"), default="w", help="what is ranked")
+    add("--floor", type=float, default=0.0, help="share of each layer that every budget keeps")
     add("--split", type=int, default=1, help="budgets a step, each on its part of the batch")
     add("--ring", type=float, default=0.0, help="move only weights beyond budget / RING")
     add("--ringstart", type=float, default=0.33)
@@ -80,6 +83,8 @@ class Variant:
         self.V, self.buffer = torch.zeros_like(self.W), torch.zeros_like(self.W)
         self.bias_buffers = [torch.zeros_like(b) for b in self.biases]
         self.random = random.Random(o.seed)
+        self.entered = torch.full_like(self.W, torch.inf)
+        self.age = 0
         self.score: Tensor | None = None
         self.sorted = torch.empty(0)
 
@@ -98,7 +103,19 @@ class Variant:
 
     def refresh(self) -> None:
         """Rank the weights anew."""
-        self.score = self.W.abs()
+        score = self.W.abs()
+        if self.o.rank == "v":
+            score = self.V.abs()
+        elif self.o.rank == "entry":  # the earlier in Gamma, the better; then by size
+            early = torch.where(self.entered.isinf(), 0.0, self.age + 1 - self.entered)
+            score = score / score.max() + early
+        for first, last in itertools.pairwise(ENDS):
+            layer = score[first:last]
+            if self.o.rank == "layer":
+                layer /= layer.square().mean().sqrt()
+            kept = round(self.o.floor * len(layer))
+            layer[layer.topk(kept).indices] = torch.inf
+        self.score = score
         self.sorted = self.score.sort(descending=True).values
 
     def mask(self, density: float) -> Tensor | None:
@@ -144,6 +161,9 @@ class Variant:
             C = (W - Gamma) / o.nu
             new = new - lr * C
             self.V += lr * C
+            self.age += 1
+            enters = (self.V.abs() > o.lambd) & self.entered.isinf()
+            self.entered[enters] = self.age
         self.W = new
         for bias, buffer in zip(self.biases, self.bias_buffers, strict=True):
             assert bias.grad is not None
