@@ -187,7 +187,7 @@ RECIPES = (
         "MNIST column of the big table: LeNet-5, 13 optimizers",
         (MNIST,),
         {"lenet-5 mnist": ("lenet-5 mnist", "accuracy")},
-        costs=("half an hour on 2 cores", "4 to 6 hours on 2 cores"),
+        costs=("half an hour on 2 cores", "3 to 4 hours on 2 cores"),
     ),
     _recipe(
         "table-mnist-warmup",
@@ -195,7 +195,7 @@ RECIPES = (
         (MNIST,),
         {"lenet-5 mnist": ("lenet-5 mnist", "accuracy")},
         warmup=1.0,
-        costs=("half an hour on 2 cores", "4 to 6 hours on 2 cores"),
+        costs=("half an hour on 2 cores", "3 to 4 hours on 2 cores"),
     ),
     _recipe(
         "table-cifar10",

@@ -227,7 +227,7 @@ _CUTS = {
     ),
 }
 _COSTS = {
-    "lenet-3": (("a few minutes", "half an hour"), ("half an hour", "1 to 2 hours")),
+    "lenet-3": (("a few minutes", "ten minutes"), ("ten minutes", "40 minutes")),
     "conv-2": (("quarter of an hour", "two days"), ("1 to 2 hours", "a week; hours on a GPU")),
     "conv-4": (("quarter of an hour", "four days"), ("1 to 2 hours", "weeks; hours on a GPU")),
 }
