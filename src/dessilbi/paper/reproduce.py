@@ -71,8 +71,8 @@ def reproduce(
         known = results.records.get(job.key)
         if outcome.run is not None:
             record.run = outcome.run.path.name
-            before = outcome.seconds is None and known is not None and known.status == "done"
-            if before and known is not None and known.run == record.run:
+            measured = known is not None and known.status == "done" and known.run == record.run
+            if measured and outcome.seconds is None:
                 return  # trained and measured before
             try:
                 record.values = recipe.measure(outcome.run, job, place)
