@@ -120,6 +120,7 @@ def test_the_lottery_has_the_papers_setting(
         optimizer = config.optimizer
         assert (optimizer.nu, optimizer.lambd, optimizer.penalty) == (nu, lambd, penalty)
         assert optimizer.nesterov
+        assert optimizer.size_scaled == (penalty == "auto"), "else tickets are the whole network"
         assert (optimizer.lr, optimizer.kappa, optimizer.momentum) == (0.1, 1.0, 0.9)
         assert config.epochs == 160
         assert config.model.name == name.removesuffix("-lasso")
