@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dessilbi.compaction import compact
+    from dessilbi.compaction import NestedWidths, compact
     from dessilbi.optim import DessiLBI, split_parameters
     from dessilbi.path import Mask, PathRecorder, SolutionPath
     from dessilbi.subnet import NestedTraining, project, recalibrate_batchnorm
@@ -20,6 +20,7 @@ _HOME = {
     "DessiLBI": "dessilbi.optim",
     "Mask": "dessilbi.path",
     "NestedTraining": "dessilbi.subnet",
+    "NestedWidths": "dessilbi.compaction",
     "PathRecorder": "dessilbi.path",
     "SolutionPath": "dessilbi.path",
     "compact": "dessilbi.compaction",
@@ -32,6 +33,7 @@ __all__ = [
     "DessiLBI",
     "Mask",
     "NestedTraining",
+    "NestedWidths",
     "PathRecorder",
     "SolutionPath",
     "__version__",

@@ -128,9 +128,12 @@ def test_two_processes_walk_the_path_of_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_nested_training_in_two_processes_is_that_of_one(tmp_path: Path) -> None:
-    nested = NestedConfig(on=True, lowest=0.05, begin=0.1, descended=0.3, full=0.2, refresh=5)
-    config = replace(DIGITS, nested=nested)
+@pytest.mark.parametrize("widths", [False, True])
+def test_nested_training_in_two_processes_is_that_of_one(widths: bool, tmp_path: Path) -> None:
+    nested = NestedConfig(on=True, lowest=0.1, begin=0.1, descended=0.3, full=0.2, refresh=5)
+    config = replace(DIGITS, nested=replace(nested, widths=widths))
+    if widths:
+        config = replace(config, optimizer=replace(config.optimizer, exclude=("fc",)))
     pair = torchrun(config, tmp_path)
     alone = uninterrupted(config, tmp_path / "alone")
     left, right = pair.load(LAST), alone.load(LAST)

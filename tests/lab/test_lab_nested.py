@@ -12,6 +12,7 @@ import torch
 from lab_runs import SMALL, STEPS, Crash, CrashAt, assert_same_run, uninterrupted, weights_of
 
 from dessilbi.cli import main
+from dessilbi.compaction import compact
 from dessilbi.lab.companions import Companions
 from dessilbi.lab.config import (
     Config,
@@ -42,6 +43,12 @@ NESTED = replace(
     nested=NestedConfig(on=True, lowest=0.02, begin=0.1, descended=0.4, full=0.2, refresh=3),
 )
 CONV = replace(NESTED, model=ModelConfig(name="digits-net"))
+WIDTHS = replace(
+    CONV,
+    name="small-widths",
+    optimizer=replace(SMALL.optimizer, exclude=("fc",)),
+    nested=replace(NESTED.nested, lowest=0.1, widths=True),
+)
 PRUNED = replace(
     SMALL,
     name="small-pruned",
@@ -65,7 +72,7 @@ def pruned(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
 # ---------------------------------------------------------------------- runs
 
 
-@pytest.mark.parametrize("config", [NESTED, CONV, PRUNED, FROZEN], ids=lambda c: c.name)
+@pytest.mark.parametrize("config", [NESTED, CONV, WIDTHS, PRUNED, FROZEN], ids=lambda c: c.name)
 def test_a_crash_leaves_no_trace(config: Config, tmp_path: Path) -> None:
     place = Place(runs=tmp_path / "crashed", save_minutes=0)
     for steps in (2, STEPS + 1, 3):
@@ -89,6 +96,22 @@ def test_the_path_of_a_nested_run_gives_what_was_trained(nested: RunDir) -> None
         "random",
         "nested",
     }
+
+
+def test_widths_of_a_run_are_networks_of_whole_channels(tmp_path: Path) -> None:
+    run = uninterrupted(WIDTHS, tmp_path)
+    model = trained_network(run)
+    for density in (0.2, 0.5):
+        mask = open_path(run).mask(density=density)
+        for conv, norm in (("conv1", "bn1"), ("conv2", "bn2")):
+            alive = mask[f"{conv}.weight"].flatten(1).any(1)
+            assert torch.equal(mask[f"{norm}.bias"], alive)
+            assert float(alive.float().mean()) == pytest.approx(density, abs=0.1)
+        inputs = torch.randn(2, 1, 8, 8, dtype=next(model.parameters()).dtype)
+        small = compact(model.eval(), mask, inputs).model
+        assert small.get_submodule("conv2").out_channels == int(mask["bn2.bias"].sum())
+    points, _ = frontier(run, Place(), (0.2, 1.0))
+    assert points[0].accuracy < points[1].accuracy
 
 
 def test_a_pruned_run_ends_at_its_density(pruned: RunDir) -> None:
@@ -131,14 +154,16 @@ def test_a_subnetwork_of_a_nested_run_is_trained_alone(nested: RunDir, tmp_path:
     [
         (replace(NESTED, optimizer=COMPETITORS["sgd-mom-wd"]), "--nested trains along the path"),
         (replace(NESTED, prune=PruneConfig(density=0.1)), "exclude each other"),
+        (replace(WIDTHS, optimizer=SMALL.optimizer), r"--nested\.widths: parameter 'fc.weight'"),
         (replace(PRUNED, freeze=FreezeConfig(epoch=1)), r"--freeze\.epoch freezes the support"),
     ],
 )
 def test_what_does_not_go_together_is_refused(config: Config, message: str) -> None:
     data = load_data(config, None, download=False)
     model = fresh_network(config, data)
+    example = torch.zeros(2, *data.shape)
     with pytest.raises(ConfigError, match=message):
-        Companions(config, model, make_optimizer(model, config.optimizer), steps=10)
+        Companions(config, model, make_optimizer(model, config.optimizer), 10, example)
 
 
 def test_the_short_option(tmp_path: Path) -> None:

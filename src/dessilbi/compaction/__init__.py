@@ -11,6 +11,7 @@ from .report import Latency, Report, Size
 from .saved import load_compact, save_compact
 from .sparse import SparseLinear, SparseReport, sparsify
 from .state import cut_optimizer
+from .widths import NestedWidths
 
 __all__ = [
     "Compact",
@@ -19,6 +20,7 @@ __all__ = [
     "Difference",
     "Latency",
     "Member",
+    "NestedWidths",
     "Plan",
     "Report",
     "Size",

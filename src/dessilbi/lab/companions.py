@@ -4,40 +4,46 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from dessilbi.lab.config import ConfigError, OptimizerConfig
+import torch
+
+from dessilbi.compaction import NestedWidths
+from dessilbi.lab.config import BY_WEIGHT, BY_WIDTH, ConfigError, OptimizerConfig
 from dessilbi.lab.optimizers import twin_groups
 from dessilbi.optim import DessiLBI
 from dessilbi.subnet import FrozenSupport, GradualPruning, NestedTraining
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
+    from collections.abc import Callable
 
-    import numpy as np
-    from numpy.typing import NDArray
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
     from dessilbi.lab.config import Config
     from dessilbi.lab.rundir import Checkpoint
+    from dessilbi.subnet.nesting import Nesting
 
 
 class Companions:
     """Those that a configuration asks for, each with its place in a checkpoint."""
 
-    def __init__(self, config: Config, model: nn.Module, optimizer: Optimizer, steps: int) -> None:
+    def __init__(
+        self,
+        config: Config,
+        model: nn.Module,
+        optimizer: Optimizer,
+        steps: int,
+        example_input: Tensor,
+    ) -> None:
         self._config, self._model, self._optimizer = config, model, optimizer
-        self.nested: NestedTraining | None = None
+        self.nested: NestedTraining | NestedWidths | None = None
         self.pruning: GradualPruning | None = None
         self.frozen: FrozenSupport | None = None
         if config.nested.on:
             if config.prune.density is not None:
                 raise ConfigError("--nested and --prune.density exclude each other; choose one")
-            options = asdict(config.nested)
-            del options["on"]
-            twins = self._dessilbi("--nested trains along the path of Gamma")
-            self.nested = NestedTraining(model, twins, max(steps, 1), seed=config.seed, **options)
+            self.nested = self._nested(max(steps, 1), example_input)
         if config.prune.density is not None:
             prune = config.prune
             self.pruning = GradualPruning(
@@ -53,6 +59,21 @@ class Companions:
         if config.freeze.epoch is not None:
             self._dessilbi("--freeze.epoch freezes the support of Gamma")
 
+    def _nested(self, steps: int, example_input: Tensor) -> NestedTraining | NestedWidths:
+        twins = self._dessilbi("--nested trains along the path of Gamma")
+        options = asdict(self._config.nested)
+        widths = options["widths"]
+        for other in ("on", "widths", *(BY_WEIGHT if widths else BY_WIDTH)):
+            options.pop(other, None)
+        if not widths:
+            return NestedTraining(self._model, twins, steps, seed=self._config.seed, **options)
+        try:
+            return NestedWidths(
+                self._model, twins, steps, example_input, seed=self._config.seed, **options
+            )
+        except ValueError as error:
+            raise ConfigError(f"--nested.widths: {error}") from error
+
     def _dessilbi(self, what: str) -> DessiLBI:
         if not isinstance(self._optimizer, DessiLBI):
             raise ConfigError(f"{what}, which optimizer {self._config.optimizer.name} has not")
@@ -65,14 +86,32 @@ class Companions:
             assert isinstance(self._optimizer, DessiLBI)
             self.frozen = FrozenSupport(self._model, self._optimizer, nu=freeze.nu)
 
-    def passes(self) -> AbstractContextManager[object]:
-        """Around the forward and backward pass of a step."""
-        return nullcontext() if self.nested is None else self.nested
+    def backward(
+        self, net: nn.Module, x: Tensor, loss: Callable[[Tensor], Tensor], weight: float
+    ) -> tuple[Tensor, Tensor]:
+        """Forward and backward pass of a step; output and loss.
+
+        Args:
+            net: the network as it is to be called.
+            x: the batch.
+            loss: what to make of an output.
+            weight: factor of the gradients.
+        """
+        if isinstance(self.nested, NestedWidths):
+            return self.nested.backward(x, loss, net=net, weight=weight)
+        with nullcontext() if self.nested is None else self.nested:
+            output = net(x)
+            value = loss(output)
+            torch.autograd.backward(value if weight == 1 else value * weight)
+        return output, value
 
     @property
-    def levels(self) -> dict[str, NDArray[np.uint8]] | None:
+    def recorded(self) -> dict[str, Any]:
         """The ranking of nested training, for the recorder."""
-        return None if self.nested is None else self.nested.levels
+        if self.nested is None:
+            return {}
+        followers = self.nested.followers if isinstance(self.nested, NestedWidths) else None
+        return {"levels": self.nested.levels, "followers": followers}
 
     def tensors(self) -> dict[str, Tensor]:
         """Their state, for a checkpoint."""
@@ -89,6 +128,6 @@ class Companions:
         for name, one in self._present().items():
             one.load_state_dict(checkpoint.part(name))
 
-    def _present(self) -> dict[str, NestedTraining | GradualPruning | FrozenSupport]:
+    def _present(self) -> dict[str, Nesting | GradualPruning | FrozenSupport]:
         named = {"nested": self.nested, "pruning": self.pruning, "frozen": self.frozen}
         return {name: one for name, one in named.items() if one is not None}

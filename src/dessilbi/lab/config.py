@@ -167,6 +167,17 @@ class NestedConfig:
     """Steps between two rankings."""
     uniform: bool | None = None
     """Whether every layer keeps the same fraction; by default if there are filters."""
+    widths: bool = False
+    """Whole channels, two networks a step, each at its own cost. highest, tilt, uniform do not
+    apply."""
+    small: float = 2 / 3
+    """With widths: fraction of steps that train a small network beside the large one."""
+    teach: float = 0.5
+    """With widths: how much the smaller network of a step learns from the larger one."""
+
+
+BY_WEIGHT, BY_WIDTH = ("highest", "tilt", "uniform"), ("widths", "small", "teach")
+"""Options of nested training that only one of its ways has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,6 +271,9 @@ class Config:
         }.items():
             if not used:
                 del values[name]
+        if self.nested.on:
+            for unused in BY_WEIGHT if self.nested.widths else BY_WIDTH:
+                del values["nested"][unused]
         if not self.optimizer.coupled:
             del values["optimizer"]["coupled"]
         if self.data.test_images is None:

@@ -6,6 +6,7 @@ import math
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -140,7 +141,8 @@ class Trainer:
         self.net = self._wrapped()
         self.batches = count_batches(len(self.data.train), config.batch_size)
         steps = config.epochs * self.batches
-        self.companions = Companions(config, self.model, self.optimizer, steps)
+        example = next(self.model.parameters()).new_zeros(2, *self.data.shape)
+        self.companions = Companions(config, self.model, self.optimizer, steps, example)
         self.recorder: PathRecorder | None = None
         if config.stop.when_stable and not isinstance(self.optimizer, DessiLBI):
             raise ConfigError(
@@ -270,11 +272,9 @@ class Trainer:
             self.optimizer.zero_grad()  # not before: the last gradients explain a loss of NaN
             # DDP averages over ranks; a rank's share of the global batch is its weight.
             whole = min(config.batch_size, images - position.batch * config.batch_size)
-            with self.companions.passes():
-                logits = self.net(x)
-                loss = cross_entropy(logits, y)
-                share = loss * (len(y) * crew.size / whole) if crew.size > 1 else loss
-                torch.autograd.backward(share)
+            share = len(y) * crew.size / whole if crew.size > 1 else 1.0
+            judge_by = partial(cross_entropy, target=y)
+            logits, loss = self.companions.backward(self.net, x, judge_by, share)
             if self.device.type == "cpu" and not math.isfinite(loss.item()):
                 self._explode("the loss is", step)
             self.optimizer.step()
@@ -362,8 +362,8 @@ class Trainer:
         position.best = max(position.best, metrics["accuracy"])
         position.next_epoch()
         if self.recorder is not None:
-            levels = self.companions.levels
-            self.recorder.record(position.epoch, loss=metrics["train_loss"], levels=levels)
+            loss = metrics["train_loss"]
+            self.recorder.record(position.epoch, loss=loss, **self.companions.recorded)
             if self.config.stop.when_stable:
                 support = self.recorder.path.support(position.epoch)
                 position.settled = self.rule.update(support)

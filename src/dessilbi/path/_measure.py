@@ -74,6 +74,7 @@ def strengths(
     layers: Sequence[Layer],
     measured: Sequence[Measured],
     levels: Mapping[str, NDArray[np.uint8]] | None,
+    followers: Mapping[str, NDArray[np.int32]] | None,
 ) -> Strengths:
     """What ranks the groups, from the measures of all layers."""
     pairs = [(layer.name, m) for layer, m in zip(layers, measured, strict=True)]
@@ -83,6 +84,7 @@ def strengths(
         thresholds={name: m.thresholds for name, m in pairs},
         kappa={name: m.kappa for name, m in pairs},
         levels=None if levels is None else {layer.name: levels[layer.name] for layer in layers},
+        followers=None if followers is None else dict(followers),
     )
 
 

@@ -4,7 +4,7 @@
     supports.data, supports.ends                  supports at the marks, see _supports
     marks.*                                       one entry a mark, see Mark
     strength.W.*, strength.V.*, strength.lambd.*  at the last mark, see Strengths
-    strength.level.*                              of a nested run, see Strengths
+    strength.level.*, strength.follows.*          of a nested run, see Strengths
 
 The header holds the layers, the number of steps and kappa by layer.
 """

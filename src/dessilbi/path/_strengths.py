@@ -30,10 +30,13 @@ class Strengths:
     kappa: dict[str, float]
     levels: dict[str, NDArray[np.uint8]] | None = None
     """The smallest budget that each group is trained in, in a nested run; see NestedTraining."""
+    followers: dict[str, NDArray[np.int32]] | None = None
+    """By parameter without a twin, for each of its elements the group that it leaves with, numbered
+    through all layers, or -1; see NestedWidths."""
 
 
 _W, _V, _THRESHOLDS = "strength.W.", "strength.V.", "strength.lambd."
-_LEVELS = "strength.level."
+_LEVELS, _FOLLOWERS = "strength.level.", "strength.follows."
 
 
 def pack_strengths(s: Strengths | None) -> tuple[dict[str, Any], dict[str, NDArray[np.generic]]]:
@@ -45,6 +48,7 @@ def pack_strengths(s: Strengths | None) -> tuple[dict[str, Any], dict[str, NDArr
         arrays |= {start + name: _compress(array) for name, array in by_layer.items()}
     arrays |= {_THRESHOLDS + name: array for name, array in s.thresholds.items()}
     arrays |= {_LEVELS + name: _deflate(array) for name, array in (s.levels or {}).items()}
+    arrays |= {_FOLLOWERS + name: array for name, array in (s.followers or {}).items()}
     return {"kappa": s.kappa}, arrays
 
 
@@ -58,7 +62,8 @@ def unpack_strengths(values: dict[str, Any], arrays: dict[str, NDArray[Any]]) ->
 
     W, V = ({name: _decompress(a) for name, a in part(start).items()} for start in (_W, _V))
     levels = {name: _inflate(a) for name, a in part(_LEVELS).items()}
-    return Strengths(W, V, part(_THRESHOLDS), values["kappa"], levels or None)
+    followers = part(_FOLLOWERS)
+    return Strengths(W, V, part(_THRESHOLDS), values["kappa"], levels or None, followers or None)
 
 
 def _compress(array: NDArray[np.float16]) -> NDArray[np.uint8]:

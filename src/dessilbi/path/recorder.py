@@ -138,6 +138,7 @@ class PathRecorder:
         epoch: int,
         loss: float | None = None,
         levels: Mapping[str, NDArray[np.uint8]] | None = None,
+        followers: Mapping[str, NDArray[np.int32]] | None = None,
     ) -> None:
         """Mark an epoch: keep support, norms, densities, coupling gap and loss as they are now.
 
@@ -145,6 +146,8 @@ class PathRecorder:
             epoch: larger than the last one marked; 0 is before training.
             loss: the training loss L(W), for :meth:`SolutionPath.augmented_loss`.
             levels: :attr:`NestedTraining.levels`, by which ``path.mask`` then fills budgets.
+            followers: :attr:`NestedWidths.followers`: which of the other parameters leave with
+                which group. They are in the masks of budgets, too.
         """
         path = self.path
         if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
@@ -173,7 +176,7 @@ class PathRecorder:
                 norms=np.concatenate([m.norms for m in measured], axis=1),
             )
         )
-        path.strengths = strengths(path.layers, measured, levels)
+        path.strengths = strengths(path.layers, measured, levels, followers)
 
 
 def _check_same_layers(recorded: tuple[Layer, ...], present: tuple[Layer, ...]) -> None:

@@ -136,7 +136,7 @@ def select(
             [budget.cost(layer) if i in others else 0 for i, layer in enumerate(chosen)]
         )
         _fill(kept, mine, costs[number[mine]], budget.shared([chosen[i] for i in others]))
-    return _as_mask(chosen, kept)
+    return _with_followers(path, chosen, kept) if order == "nested" else _as_mask(chosen, kept)
 
 
 def _fill(kept: Bits, ranked: NDArray[np.int64], costs: NDArray[np.float64], limit: float) -> None:
@@ -170,6 +170,15 @@ def _numbers(layers: Sequence[Layer]) -> NDArray[np.int64]:
 def _as_mask(layers: Sequence[Layer], kept: Bits) -> Mask:
     parts = torch.split(torch.from_numpy(kept), [layer.groups for layer in layers])
     return Mask({layer.name: layer.expand(p) for layer, p in zip(layers, parts, strict=True)})
+
+
+def _with_followers(path: SolutionPath, layers: Sequence[Layer], kept: Bits) -> Mask:
+    """The mask, and the parameters without a twin that leave with a group; see Strengths."""
+    inside = np.ones(path.groups + 1, dtype=np.bool_)  # the last one is for -1
+    inside[np.concatenate([np.arange(one.slice.start, one.slice.stop) for one in layers])] = kept
+    followers = (path.strengths and path.strengths.followers) or {}
+    others = {name: torch.from_numpy(inside[groups]) for name, groups in followers.items()}
+    return Mask({**_as_mask(layers, kept).tensors, **others})
 
 
 def _chosen(path: SolutionPath, names: Sequence[str] | None) -> tuple[Layer, ...]:

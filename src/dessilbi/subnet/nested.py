@@ -8,29 +8,17 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from dessilbi.optim._keep import keep
-from dessilbi.path import Mask
-from dessilbi.path._twins import layers_of, twins_by_name
 
-from .levels import FULL, density_of, level_of, rank
-from .scores import scores
+from .levels import FULL, density_of, level_of
+from .nesting import Nesting
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    import numpy as np
-    from numpy.typing import NDArray
     from torch import Tensor, nn
 
     from dessilbi.optim import DessiLBI
-    from dessilbi.path import Layer
 
 
-# Multiples of the golden ratio, modulo 1, fall evenly: any ten steps in a row, which is as far as
-# momentum remembers, see budgets of all sizes. Another irrational number moves the start by seed.
-_GOLDEN, _PLASTIC = 0.6180339887498949, 0.7548776662466927
-
-
-class NestedTraining:
+class NestedTraining(Nesting):
     """Trains a network whose subnetworks, one for every budget, are good without retraining.
 
     Every step draws a budget and trains the subnetwork that the ranking of the weights gives for
@@ -98,29 +86,22 @@ class NestedTraining:
         uniform: bool | None = None,
         seed: int = 0,
     ) -> None:
-        _check(steps, lowest, highest, begin, descended, settled, full, tilt, refresh, floor)
-        self.steps, self.full, self.tilt, self.seed = steps, full, tilt, seed
-        self.lowest, self.highest = lowest, highest
-        self.begin, self.descended, self.settled = begin, descended, settled
-        self.refresh, self.floor, self.uniform = refresh, floor, uniform
-        self._opt = opt
-        self._params = twins_by_name(model, opt)
-        self._layers = layers_of(opt, self._params)
+        super().__init__(
+            model, opt, steps, lowest=lowest, highest=highest, begin=begin, descended=descended,
+            settled=settled, full=full, tilt=tilt, refresh=refresh, floor=floor, uniform=uniform,
+            seed=seed,
+        )  # fmt: skip
         self._norms = [m for m in model.modules() if isinstance(m, _BatchNorm)]
         self._masked = {name: torch.empty_like(p) for name, p in self._params.items()}
         self._moves = {n: torch.empty_like(p, dtype=torch.bool) for n, p in self._params.items()}
-        self._levels: list[Tensor] | None = None
-        """By layer, one number a group."""
         self._by_weight = {
             name: torch.empty_like(p, dtype=torch.uint8) for name, p in self._params.items()
         }
         self._native = any(group["fused"] for group in opt.param_groups)
-        self._step = 0
         self._level = FULL
         self._dense: list[tuple[Tensor, Tensor]] = []
         self._momenta: list[float | None] = []
-        self._open = self._used = False
-        self._handle = opt.register_step_post_hook(lambda *_: self._after_step())
+        self._open = False
 
     # ------------------------------------------------------------------ a step
 
@@ -130,13 +111,8 @@ class NestedTraining:
                 "the subnetwork of this step is in place already; do not nest `with`"
             )
         self._open = self._used = True
-        progress = self._step / self.steps
-        if progress >= self.begin and (
-            self._levels is None or (self._step % self.refresh == 0 and progress < self.settled)
-        ):
-            found = scores(self._params, self._layers, self.uniform)
-            self._ranked(rank(found, self._layers, self.lowest, self.floor))
-        self._level = self._drawn(progress)
+        self._rank_if_due()
+        self._level = self._drawn()
         if self._level < FULL:
             self._put_in_place()
         return self
@@ -156,7 +132,7 @@ class NestedTraining:
             self._opt.restrict({self._params[name]: w for name, w in self._moves.items()})
 
     def _ranked(self, levels: list[Tensor]) -> None:
-        self._levels = levels
+        super()._ranked(levels)
         for layer, level in zip(self._layers, levels, strict=True):
             if layer.group_dim is None:
                 self._by_weight[layer.name] = level
@@ -168,18 +144,16 @@ class NestedTraining:
         """The density that the last step under way was drawn at; 1 is the whole network."""
         return density_of(self._level, self.lowest)
 
-    def _drawn(self, progress: float) -> int:
+    def _drawn(self) -> int:
         """The level of this step, a function of seed and step alone."""
-        if progress < self.begin:
+        if self._progress < self.begin:
             return FULL
-        place = (self.seed * _PLASTIC + self._step * _GOLDEN) % 1
+        place = self._place()
         if place < self.full:
             return FULL
         place = ((place - self.full) / (1 - self.full)) ** self.tilt
-        smallest, largest = self.lowest, self.highest
-        if progress < self.descended:
-            left = 1 - (progress - self.begin) / (self.descended - self.begin)
-            smallest, largest = self.lowest + (1 - self.lowest) * left**3, 1.0
+        smallest = self._smallest()
+        largest = self.highest if self._progress >= self.descended else 1.0
         return level_of(largest * (smallest / largest) ** place, self.lowest)
 
     @torch.no_grad()
@@ -193,92 +167,3 @@ class NestedTraining:
             self._momenta = [norm.momentum for norm in self._norms]
             for norm in self._norms:
                 norm.momentum = 0.0
-
-    def _after_step(self) -> None:
-        if self._used:
-            self._step += 1
-            self._used = False
-            self._opt.restrict({})
-
-    # ------------------------------------------------------------------ what came of it
-
-    @property
-    def levels(self) -> dict[str, NDArray[np.uint8]] | None:
-        """The ranking for :meth:`PathRecorder.record`; ``None`` before the first."""
-        if self._levels is None:
-            return None
-        return {
-            layer.name: levels.flatten().cpu().numpy()
-            for layer, levels in zip(self._layers, self._levels, strict=True)
-        }
-
-    def mask(self, density: float) -> Mask:
-        """The subnetwork that is trained for a budget, at the nearest of the budgets drawn."""
-        if not 0 < density <= 1:
-            raise ValueError(f"density must lie in (0, 1], got {density!r}")
-        if self._levels is None:
-            raise RuntimeError("nothing is ranked yet: budgets begin to fall later in training")
-        level = level_of(density, self.lowest)
-        return Mask(
-            {
-                layer.name: layer.expand((levels <= level).flatten())
-                for layer, levels in zip(self._layers, self._levels, strict=True)
-            }
-        )
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """What a checkpoint must keep: the number of steps and the ranking."""
-        ranking = {} if self._levels is None else self.levels
-        assert ranking is not None
-        levels = {f"levels.{name}": torch.tensor(array) for name, array in ranking.items()}
-        return {"step": torch.tensor(self._step), **levels}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from :meth:`state_dict`."""
-        self._step, self._levels = int(state["step"]), None
-        if len(state) > 1:
-            self._ranked([self._loaded(layer, state) for layer in self._layers])
-
-    def _loaded(self, layer: Layer, state: Mapping[str, Tensor]) -> Tensor:
-        saved, p = state.get(f"levels.{layer.name}"), self._params[layer.name]
-        if saved is None or saved.numel() != layer.groups:
-            raise ValueError(
-                f"the saved ranking does not fit layer {layer.name!r} with {layer.groups} "
-                "groups; load it into a run of the same network"
-            )
-        if layer.group_dim is not None:
-            return saved.to(p.device, torch.uint8)
-        return torch.empty_like(p, dtype=torch.uint8).copy_(saved.view(p.shape))
-
-    def close(self) -> None:
-        """Let go of the optimizer."""
-        self._handle.remove()
-        self._opt.restrict({})
-
-
-def _check(
-    steps: int,
-    lowest: float,
-    highest: float,
-    begin: float,
-    descended: float,
-    settled: float,
-    full: float,
-    tilt: float,
-    refresh: int,
-    floor: int,
-) -> None:
-    for rule, holds in {
-        f"steps must be >= 1, got {steps!r}": steps >= 1,
-        f"lowest must lie in (0, 1), got {lowest!r}": 0 < lowest < 1,
-        f"highest must lie in [lowest, 1], got {highest!r}": lowest <= highest <= 1,
-        f"begin must lie in [0, 1], got {begin!r}": 0 <= begin <= 1,
-        f"descended must lie in [begin, 1], got {descended!r}": begin <= descended <= 1,
-        f"settled must be >= begin, got {settled!r}": settled >= begin,
-        f"full must lie in [0, 1], got {full!r}": 0 <= full <= 1,
-        f"tilt must be > 0, got {tilt!r}": tilt > 0,
-        f"refresh must be >= 1, got {refresh!r}": refresh >= 1,
-        f"floor must be >= 0, got {floor!r}": floor >= 0,
-    }.items():
-        if not holds:
-            raise ValueError(rule)

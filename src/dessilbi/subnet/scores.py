@@ -32,7 +32,7 @@ def scores(
     if uniform is None:
         uniform = any(layer.exact for layer in layers)
     found = [_magnitudes(weights[layer.name], layer) for layer in layers]
-    return [_places(one) for one in found] if uniform else found
+    return [places(one) for one in found] if uniform else found
 
 
 def _magnitudes(W: Tensor, layer: Layer) -> Tensor:
@@ -43,7 +43,7 @@ def _magnitudes(W: Tensor, layer: Layer) -> Tensor:
     return layer.norms(W) / math.sqrt(max(layer.group_size, 1))
 
 
-def _places(score: Tensor) -> Tensor:
+def places(score: Tensor) -> Tensor:
     """From 1 for the largest down to 1/n for the smallest."""
     ranked = score.flatten().argsort(descending=True, stable=True)
     places = torch.empty(len(ranked), dtype=torch.float32, device=score.device)

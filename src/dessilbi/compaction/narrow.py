@@ -1,0 +1,188 @@
+"""A network of fewer channels for one forward and backward pass, cut out of the whole one.
+
+Its cost is that of the smaller network. Weights are copied into it and gradients carried back, so
+that nothing of the whole network changes but its gradients.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from . import operations as ops
+from .coupling import coupled_channels
+from .errors import CompactError
+from .tracing import as_arguments
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from .coupling import Coupled
+
+Places = tuple["Tensor | None", "Tensor | None"]
+"""The rows and the columns that stay; ``None`` for all."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What stays of every tensor that is cut."""
+
+    params: dict[str, Places]
+    buffers: dict[str, Tensor]
+    """Rows, by name."""
+
+
+class Narrow:
+    """The networks that are left when channels leave a network together.
+
+    Args:
+        model: the network.
+        example_input: a batch, or a tuple of arguments whose first is one.
+
+    Raises:
+        CompactError: it cannot be cut with its code as it is.
+    """
+
+    def __init__(self, model: nn.Module, example_input: Any) -> None:
+        self._model = model
+        self._params = dict(model.named_parameters())
+        grouped = {
+            f"{name}.weight" for name, m in model.named_modules() if getattr(m, "groups", 1) != 1
+        }
+        self.sets: list[Coupled] = [
+            one
+            for one in coupled_channels(_with_known_norms(model), example_input)
+            # The number of groups is part of a layer, not of its weights.
+            if one.free and not any(m.parameter in grouped for m in one.members)
+        ]
+        """Channels that can be cut."""
+        self._statistics = {
+            f"{name}.weight": [f"{name}.running_mean", f"{name}.running_var"]
+            for name, m in model.named_modules()
+            if isinstance(m, _BatchNorm) and m.affine and m.track_running_stats
+        }
+        self._try(as_arguments(example_input))
+
+    def _try(self, arguments: tuple[Any, ...]) -> None:
+        """A network of half the channels must run."""
+        kept = [torch.arange(one.channels) < (one.channels + 1) // 2 for one in self.sets]
+        copy = deepcopy(self._model).eval()
+        cut = self.cut(kept)
+        with torch.no_grad():
+            try:
+                functional_call(copy, self._tensors(copy, cut), arguments)
+            except (RuntimeError, ValueError) as error:
+                raise CompactError(
+                    f"{type(self._model).__name__} does not run with fewer channels ({error}); "
+                    "sizes that its code names, as in view(-1, 512), are the usual reason: use "
+                    "flatten(1)"
+                ) from error
+
+    def cut(self, kept: Sequence[Tensor]) -> Cut:
+        """What stays of every tensor when only some channels of each set stay."""
+        stays: dict[tuple[str, int], Tensor] = {}
+        for one, channels in zip(self.sets, kept, strict=True):
+            for member in one.members:
+                shape, where = self._params[member.parameter].shape, (member.parameter, member.dim)
+                bits = stays.setdefault(where, torch.ones(shape[member.dim], dtype=torch.bool))
+                bits[member.index[~channels.cpu()].flatten()] = False
+        device = next(iter(self._params.values())).device
+        places = {
+            where: bits.nonzero().flatten().to(device)
+            for where, bits in stays.items()
+            if not bool(bits.all())
+        }
+        names = dict.fromkeys(name for name, _ in places)
+        return Cut(
+            {name: (places.get((name, 0)), places.get((name, 1))) for name in names},
+            {
+                buffer: places[name, 0]
+                for name, buffers in self._statistics.items()
+                if (name, 0) in places
+                for buffer in buffers
+            },
+        )
+
+    def forward(self, cut: Cut, *arguments: Any) -> tuple[Any, dict[str, Tensor]]:
+        """What the smaller network gives, and its weights, which ask for gradients.
+
+        BatchNorm statistics of the whole network stay as they are.
+        """
+        tensors = self._tensors(self._model, cut)
+        weights = {
+            name: tensors[name].requires_grad_() for name, p in self._params.items()
+            if p.requires_grad
+        }  # fmt: skip
+        return functional_call(self._model, tensors, arguments), weights
+
+    def _tensors(self, model: nn.Module, cut: Cut) -> dict[str, Tensor]:
+        found = {
+            name: _taken(p.detach(), *cut.params.get(name, (None, None)))
+            for name, p in model.named_parameters()
+        }
+        for name, buffer in model.named_buffers():
+            rows = cut.buffers.get(name)
+            found[name] = buffer.clone() if rows is None else buffer.index_select(0, rows)
+        return found
+
+    @torch.no_grad()
+    def add_gradients(self, cut: Cut, gradients: dict[str, Tensor]) -> None:
+        """Add gradients of the smaller network's weights to those of the whole one."""
+        for name, gradient in gradients.items():
+            p = self._params[name]
+            rows, columns = cut.params.get(name, (None, None))
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+            if rows is not None and columns is not None:
+                p.grad[rows[:, None], columns] += gradient
+            elif columns is not None:
+                p.grad.index_add_(1, columns, gradient)
+            elif rows is not None:
+                p.grad.index_add_(0, rows, gradient)
+            else:
+                p.grad.add_(gradient)
+
+    def parameter(self, name: str) -> nn.Parameter:
+        """A parameter of the whole network."""
+        return self._params[name]
+
+    def used(self, cut: Cut, name: str) -> Tensor:
+        """Where a parameter takes part, shaped as it."""
+        p = self._params[name]
+        rows, columns = cut.params.get(name, (None, None))
+        if rows is None and columns is None:
+            return torch.ones_like(p, dtype=torch.bool)
+        where = torch.zeros_like(p, dtype=torch.bool)
+        if rows is None:
+            rows = torch.arange(len(p), device=p.device)
+        if columns is None:
+            where[rows] = True
+        else:
+            where[rows[:, None], columns] = True
+        return where
+
+
+def _with_known_norms(model: nn.Module) -> nn.Module:
+    """A copy whose BatchNorm layers are torch's own: others, too, work channel by channel."""
+    copy = deepcopy(model)
+    for parent in [*copy.modules()]:
+        for name, child in parent.named_children():
+            if isinstance(child, _BatchNorm) and not isinstance(child, ops.NORMS):
+                known = nn.SyncBatchNorm(child.num_features, child.eps)  # any dimension
+                known.__dict__.update(child.__dict__)
+                setattr(parent, name, known)
+    return copy
+
+
+def _taken(tensor: Tensor, rows: Tensor | None, columns: Tensor | None) -> Tensor:
+    if rows is not None:
+        tensor = tensor.index_select(0, rows)
+    return tensor if columns is None else tensor.index_select(1, columns)

@@ -1,0 +1,277 @@
+"""Train once, ship any width: each step trains networks of several widths at their own cost."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.nn.functional import kl_div, log_softmax, softmax
+from torch.nn.parallel import DistributedDataParallel
+
+from dessilbi.path import Mask
+from dessilbi.subnet.levels import FULL, density_of, level_of, rank
+from dessilbi.subnet.nesting import Nesting
+from dessilbi.subnet.scores import places
+
+from .narrow import Narrow
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+    from torch import Tensor, nn
+
+    from dessilbi.optim import DessiLBI
+
+    from .coupling import Coupled
+    from .narrow import Cut
+
+# See Nesting: a second irrational number, so that the two networks of a step are drawn apart.
+_SECOND = 0.5698402909980532
+
+
+class NestedWidths(Nesting):
+    """Trains a network whose narrower parts, one for every width, are good without retraining.
+
+    Like :class:`NestedTraining` with whole channels: a filter takes its bias, its BatchNorm
+    parameters and what reads it along. So a subnetwork is a smaller dense network and is computed
+    as one, which is cheap enough for two of them in a step: a large one (the whole network in a
+    fraction ``full`` of the steps) and, in most steps, a small one, which also learns from the
+    large one's output. On average a step costs about as much as a plain one.
+
+    The whole network is trained first; then the smallest width falls, as in gradual pruning, and
+    stays at ``lowest``. Channels are ranked by the size of their filters, every layer for itself;
+    layers whose outputs are added are ranked together. Weights outside the largest network of a
+    step do not move, while DessiLBI's coupling with Gamma acts on all.
+
+    :meth:`PathRecorder.record` with :attr:`levels` and :attr:`followers` makes
+    ``path.mask(density=...)`` the networks that were trained. BatchNorm statistics follow the whole
+    network; take them anew for another (:func:`recalibrate_batchnorm`).
+
+    Args:
+        model: the network.
+        opt: its optimizer; penalties by filter (or neuron) for the weights with a twin.
+        steps: optimizer steps of the whole training.
+        example_input: a batch, to find out which channels belong together.
+        lowest: the smallest width, as a fraction of the filters of each layer.
+        begin: when widths begin to fall, as a fraction of the training.
+        descended: when they reach ``lowest``.
+        settled: when the ranking is fixed.
+        full: fraction of steps whose large network is the whole one.
+        small: fraction of steps that train a small network as well.
+        teach: how much of the small network's loss is the distance of its outputs, as
+            probabilities, to those of the large one; 0 if they are not logits of classes.
+        refresh: steps between two rankings.
+        seed: where the sequence of widths begins; see :class:`NestedTraining`.
+
+    Example:
+        >>> nested = NestedWidths(model, opt, epochs * len(loader), example_input)
+        >>> for x, y in loader:
+        ...     opt.zero_grad()
+        ...     output, loss = nested.backward(x, lambda output: cross_entropy(output, y))
+        ...     opt.step()
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        opt: DessiLBI,
+        steps: int,
+        example_input: Any,
+        *,
+        lowest: float = 0.1,
+        begin: float = 1 / 12,
+        descended: float = 0.25,
+        settled: float = 0.6,
+        full: float = 0.5,
+        small: float = 2 / 3,
+        teach: float = 0.5,
+        refresh: int = 100,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(
+            model, opt, steps, lowest=lowest, highest=1.0, begin=begin, descended=descended,
+            settled=settled, full=full, tilt=1.0, refresh=refresh, floor=1, uniform=True, seed=seed,
+        )  # fmt: skip
+        for name, value in (("teach", teach), ("small", small)):
+            if not 0 <= value <= 1:
+                raise ValueError(f"{name} must lie in [0, 1], got {value!r}")
+        self.teach, self.small = teach, small
+        self._model = model
+        self._narrow = Narrow(model, example_input)
+        self._layer_number = {layer.name: i for i, layer in enumerate(self._layers)}
+        for layer in self._layers:
+            if layer.group_dim != 0:
+                raise ValueError(
+                    f"parameter {layer.name!r} enters Gamma weight by weight; widths need whole "
+                    "filters or neurons: give penalty='group_lasso', or exclude it"
+                )
+        self._writers = [self._written_by(one) for one in self._narrow.sets]
+        if not any(self._writers):
+            raise ValueError("no layer with a twin can be made narrower")
+        self.followers = self._following()
+        """Biases and BatchNorm parameters: the filter that each element leaves with, or -1. Filters
+        are numbered through all layers, as in a path."""
+        self._drawn: tuple[int, ...] = (FULL,)
+        self._cuts: dict[int, Cut] = {}
+
+    def _written_by(self, one: Coupled) -> list[tuple[int, Tensor]]:
+        """The layers with a twin that write these channels, and the filter of each channel."""
+        return [
+            (self._layer_number[m.parameter], m.index[:, 0])
+            for m in one.members
+            if m.dim == 0 and m.parameter in self._layer_number
+        ]
+
+    # ------------------------------------------------------------------ a step
+
+    def backward(
+        self,
+        x: Any,
+        loss: Callable[[Any], Tensor],
+        *,
+        net: nn.Module | None = None,
+        weight: float = 1.0,
+    ) -> tuple[Any, Tensor]:
+        """Forward and backward pass of this step's networks; gradients are added up.
+
+        Args:
+            x: the batch, or a tuple of arguments.
+            loss: what to make of an output.
+            net: the network as it is to be called, if it is wrapped (DistributedDataParallel).
+            weight: factor of all gradients.
+
+        Returns:
+            Output and loss of the largest network.
+        """
+        self._used = True
+        self._rank_if_due()
+        self._drawn = self._widths()
+        arguments = x if isinstance(x, tuple) else (x,)
+        largest: tuple[Any, Tensor] | None = None
+        for level in self._drawn:
+            if level == FULL:
+                output = (self._model if net is None else net)(*arguments)
+                value = loss(output)
+                torch.autograd.backward(value * weight)
+            else:
+                cut = self._cut(level)
+                output, weights = self._narrow.forward(cut, *arguments)
+                value = loss(output)
+                taught = value if largest is None else self._taught(value, output, largest[0])
+                found = torch.autograd.grad(taught * weight, [*weights.values()], allow_unused=True)
+                gradients = {n: g for n, g in zip(weights, found, strict=True) if g is not None}
+                if isinstance(net, DistributedDataParallel):
+                    _average(gradients)
+                self._narrow.add_gradients(cut, gradients)
+                if largest is None:
+                    self._restrict(cut)
+            if largest is None:
+                largest = output.detach(), value.detach()
+        assert largest is not None
+        return largest
+
+    def _taught(self, value: Tensor, output: Tensor, teacher: Tensor) -> Tensor:
+        if self.teach == 0:
+            return value
+        distance = kl_div(log_softmax(output, 1), softmax(teacher, 1), reduction="batchmean")
+        return (1 - self.teach) * value + self.teach * distance
+
+    def _restrict(self, cut: Cut) -> None:
+        self._opt.restrict({p: self._narrow.used(cut, name) for name, p in self._params.items()})
+
+    def _widths(self) -> tuple[int, ...]:
+        """Levels of this step's networks, the largest first."""
+        if self._progress < self.begin:
+            return (FULL,)
+        smallest, place = self._smallest(), self._place()
+        large = 1.0
+        if place >= self.full:  # the upper half of the widths, in their logarithm
+            large = smallest ** (0.5 * (place - self.full) / (1 - self.full))
+        widths = [large]
+        second = self._place(_SECOND)
+        if second < self.small:  # the lower half
+            widths.append(smallest ** (1 - 0.5 * second / self.small))
+        levels = {level_of(width, self.lowest) for width in widths}
+        return tuple(sorted(levels, reverse=True))
+
+    @property
+    def budgets(self) -> tuple[float, ...]:
+        """The widths that the last step was drawn at; 1 is the whole network."""
+        return tuple(density_of(level, self.lowest) for level in self._drawn)
+
+    # ------------------------------------------------------------------ the ranking
+
+    @torch.no_grad()
+    def _ranking(self) -> list[Tensor]:
+        sizes = [layer.norms(self._params[layer.name].detach()) for layer in self._layers]
+        scores = [torch.ones_like(size, dtype=torch.float32) for size in sizes]
+        cut = set()
+        for writers in self._writers:
+            if writers:
+                joint = torch.stack([sizes[i][rows].square() for i, rows in writers]).sum(0)
+                ranked = places(joint)
+                for i, rows in writers:
+                    scores[i][rows] = ranked
+                    cut.add(i)
+        levels = rank(scores, self._layers, self.lowest, self.floor)
+        for i, level in enumerate(levels):
+            if i not in cut:
+                level.zero_()  # a layer that keeps all its filters at every width
+        return levels
+
+    def _ranked(self, levels: list[Tensor]) -> None:
+        super()._ranked(levels)
+        self._cuts = {}
+
+    def _cut(self, level: int) -> Cut:
+        if level not in self._cuts:
+            self._cuts[level] = self._narrow.cut(self._kept(level))
+        return self._cuts[level]
+
+    def _kept(self, level: int) -> list[Tensor]:
+        """By set of channels, which stay at a level."""
+        assert self._levels is not None
+        return [
+            (self._levels[writers[0][0]][writers[0][1]] <= level).cpu()
+            if writers
+            else torch.ones(one.channels, dtype=torch.bool)
+            for one, writers in zip(self._narrow.sets, self._writers, strict=True)
+        ]
+
+    def _following(self) -> dict[str, NDArray[np.int32]]:
+        found: dict[str, NDArray[np.int32]] = {}
+        for one, writers in zip(self._narrow.sets, self._writers, strict=True):
+            for member in one.members if writers else ():
+                p = self._narrow.parameter(member.parameter)
+                if p.ndim == 1:
+                    i, rows = writers[0]
+                    numbers = found.setdefault(
+                        member.parameter, np.full(len(p), -1, dtype=np.int32)
+                    )
+                    numbers[member.index.numpy()] = self._layers[i].offset + rows.numpy()[:, None]
+        return found
+
+    def mask(self, density: float) -> Mask:
+        """The network that is trained for a width, at the nearest of the widths drawn."""
+        filters = super().mask(density)
+        assert self._levels is not None
+        level = level_of(density, self.lowest)
+        inside = torch.cat([(levels <= level).flatten().cpu() for levels in self._levels])
+        others = {
+            name: inside[torch.from_numpy(numbers).long()] | torch.from_numpy(numbers < 0)
+            for name, numbers in self.followers.items()
+        }
+        return Mask({**filters.tensors, **others})
+
+
+def _average(gradients: dict[str, Tensor]) -> None:
+    """Over all processes, as DistributedDataParallel does for the whole network."""
+    flat = torch.cat([g.flatten() for g in gradients.values()])
+    dist.all_reduce(flat)
+    flat /= dist.get_world_size()
+    parts = torch.split(flat, [g.numel() for g in gradients.values()])
+    for (name, g), part in zip(list(gradients.items()), parts, strict=True):
+        gradients[name] = part.view(g.shape)

@@ -1,0 +1,292 @@
+"""Widths trained in one run: what a narrow pass computes, and what can be read off after."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, kl_div, log_softmax, softmax
+
+from dessilbi import DessiLBI, NestedWidths, PathRecorder, SolutionPath, project, split_parameters
+from dessilbi.compaction import CompactError, compact
+from dessilbi.compaction.narrow import Narrow
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+OPTIONS: dict[str, Any] = {
+    "lr": 0.1,
+    "nu": 5.0,
+    "lambd": 0.05,
+    "momentum": 0.9,
+    "weight_decay": 1e-3,
+}
+EARLY: dict[str, Any] = {
+    "begin": 0.0,
+    "descended": 0.0,
+    "settled": 1.0,
+    "full": 0.2,
+    "small": 1.0,
+    "refresh": 3,
+}
+"""Every width from the first step on."""
+
+
+class Plain(nn.Module):
+    """Two convolutions with BatchNorm, flattened into a linear layer and a classifier."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.norm = nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8)
+        self.two = nn.Conv2d(8, 6, 3)
+        self.hidden, self.out = nn.Linear(6 * 4, 10), nn.Linear(10, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.two(self.norm(self.one(x)).relu()).relu().flatten(1)
+        return self.out(self.hidden(x).relu())
+
+
+class Residual(nn.Module):
+    """A stream that two convolutions write to, each with its BatchNorm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.stem_norm = nn.Conv2d(1, 8, 3, bias=False), nn.BatchNorm2d(8)
+        self.inner = nn.Conv2d(8, 5, 3, padding=1)
+        self.back, self.back_norm = nn.Conv2d(5, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
+        self.out = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem_norm(self.stem(x)).relu()
+        x = (x + self.back_norm(self.back(self.inner(x).relu()))).relu()
+        return self.out(x.mean((2, 3)))
+
+
+NETS = [Plain, Residual]
+
+
+def batch(step: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    x = torch.randn(16, 1, 6, 6, dtype=torch.float64, generator=generator)
+    return x, torch.randint(4, (16,), generator=generator)
+
+
+def make(
+    kind: type[nn.Module], steps: int = 12, **options: Any
+) -> tuple[nn.Module, DessiLBI, NestedWidths]:
+    torch.manual_seed(0)
+    net = kind().double()
+    groups = split_parameters(net, {"*": {"penalty": "group_lasso"}}, exclude=("out",))
+    opt = DessiLBI(groups, **OPTIONS)
+    return net, opt, NestedWidths(net, opt, steps, batch(0)[0], **(EARLY | options))
+
+
+def train(net: nn.Module, opt: DessiLBI, nested: NestedWidths, start: int, stop: int) -> None:
+    for step in range(start, stop):
+        x, y = batch(step)
+        opt.zero_grad()
+        nested.backward(x, lambda output, y=y: cross_entropy(output, y))
+        opt.step()
+
+
+@pytest.mark.parametrize("kind", NETS)
+def test_a_narrow_pass_is_the_pass_of_the_masked_network(kind: type[nn.Module]) -> None:
+    net, opt, nested = make(kind)
+    train(net, opt, nested, 0, 7)
+    x, y = batch(99)
+    for density in (0.1, 0.3, 0.6):
+        mask = nested.mask(density)
+        assert 0 < mask.density < 1
+        with project(net, mask):  # the statistics of the batch: training mode
+            expected = net(x)
+            loss = cross_entropy(expected, y)
+            gradients = torch.autograd.grad(loss, list(net.parameters()))
+        level_cut = nested._cut(nested_level(nested, density))
+        output, weights = nested._narrow.forward(level_cut, x)
+        torch.testing.assert_close(output, expected, rtol=1e-9, atol=1e-10)
+        found = torch.autograd.grad(cross_entropy(output, y), list(weights.values()))
+        opt.zero_grad()
+        nested._narrow.add_gradients(level_cut, dict(zip(weights, found, strict=True)))
+        for (name, p), g in zip(net.named_parameters(), gradients, strict=True):
+            inside = nested._narrow.used(level_cut, name)
+            assert p.grad is not None
+            torch.testing.assert_close(p.grad[inside], g[inside], rtol=1e-7, atol=1e-10)
+            assert not p.grad[~inside].any(), "what is not there has no gradient"
+
+
+def nested_level(nested: NestedWidths, density: float) -> int:
+    from dessilbi.subnet.levels import level_of
+
+    return level_of(density, nested.lowest)
+
+
+@pytest.mark.parametrize("kind", NETS)
+def test_channels_that_are_added_leave_together_at_every_width(kind: type[nn.Module]) -> None:
+    net, opt, nested = make(kind)
+    train(net, opt, nested, 0, 5)
+    for density in (0.1, 0.2, 0.4, 0.7, 0.9):
+        mask = nested.mask(density)
+        small = compact(net.eval(), mask, batch(0)[0]).model
+        if kind is Residual:
+            assert torch.equal(
+                mask["stem.weight"].flatten(1).any(1), mask["back.weight"].flatten(1).any(1)
+            )
+            # A channel less everywhere: no indexed sums were needed.
+            assert small.get_submodule("stem").out_channels == int(mask["stem_norm.bias"].sum())
+    assert nested.mask(0.2).issubset(nested.mask(0.4))
+
+
+def test_a_step_by_hand() -> None:
+    net, opt, nested = make(Plain, full=0.0, lowest=0.2)
+    twin, other, again = make(Plain, full=0.0, lowest=0.2)
+    train(net, opt, nested, 0, 4)
+    train(twin, other, again, 0, 4)
+    x, y = batch(4)
+    opt.zero_grad()
+    output, loss = nested.backward(x, lambda o: cross_entropy(o, y))
+    large, small = nested.budgets
+    assert 1 > large > small >= 0.2
+    with project(twin, nested.mask(large)):
+        teacher = twin(x)
+        value = cross_entropy(teacher, y)
+        first = torch.autograd.grad(value, list(twin.parameters()))
+    torch.testing.assert_close((output, loss), (teacher.detach(), value.detach()))
+    with project(twin, nested.mask(small)):
+        taught = twin(x)
+        distance = kl_div(
+            log_softmax(taught, 1), softmax(teacher.detach(), 1), reduction="batchmean"
+        )
+        value = 0.5 * cross_entropy(taught, y) + 0.5 * distance
+        second = torch.autograd.grad(value, list(twin.parameters()))
+    cuts = [nested._cut(nested_level(nested, width)) for width in (large, small)]
+    for (name, p), one, two in zip(net.named_parameters(), first, second, strict=True):
+        where = [nested._narrow.used(cut, name) for cut in cuts]
+        torch.testing.assert_close(p.grad, one * where[0] + two * where[1], rtol=1e-7, atol=1e-10)
+    before = {name: p.detach().clone() for name, p in net.named_parameters()}
+    momenta = {name: opt.state[p]["momentum_buffer"].clone() for name, p in nested._params.items()}
+    opt.step()
+    for name, p in nested._params.items():
+        outside = ~nested._narrow.used(cuts[0], name)
+        assert outside.any()
+        assert torch.equal(opt.state[p]["momentum_buffer"][outside], momenta[name][outside])
+        gamma = opt.state[p].get("gamma", None)
+        assert gamma is None or not torch.equal(p[outside], before[name][outside])
+
+
+def test_statistics_follow_the_whole_network() -> None:
+    net, opt, nested = make(Plain, full=0.0, seed=1)  # with seed 0 the first step is whole
+    before = {name: b.clone() for name, b in net.named_buffers()}
+    train(net, opt, nested, 0, 3)
+    assert all(torch.equal(b, before[name]) for name, b in net.named_buffers())
+    net, opt, nested = make(Plain, full=1.0)
+    train(net, opt, nested, 0, 3)
+    assert not torch.equal(net.norm.running_mean, before["norm.running_mean"])  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("kind", NETS)
+def test_a_resumed_training_goes_on_as_if_it_had_not_stopped(kind: type[nn.Module]) -> None:
+    net, opt, nested = make(kind)
+    train(net, opt, nested, 0, 8)
+    first, begun, half = make(kind)
+    train(first, begun, half, 0, 5)
+    second, opt2, resumed = make(kind)
+    second.load_state_dict(first.state_dict())
+    opt2.load_state_dict(begun.state_dict())
+    resumed.load_state_dict(half.state_dict())
+    train(second, opt2, resumed, 5, 8)
+    for p, q in zip(net.parameters(), second.parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
+@pytest.mark.parametrize("kind", NETS)
+def test_the_path_gives_the_networks_that_were_trained(
+    kind: type[nn.Module], tmp_path: Path
+) -> None:
+    net, opt, nested = make(kind)
+    recorder = PathRecorder(net, opt)
+    train(net, opt, nested, 0, 6)
+    recorder.record(1, levels=nested.levels, followers=nested.followers)
+    recorder.path.save(tmp_path / "path.safetensors")
+    path = SolutionPath.load(tmp_path / "path.safetensors")
+    mask = path.mask(density=0.5)
+    assert mask == recorder.path.mask(density=0.5)
+    norms = {"norm": "one"} if kind is Plain else {"stem_norm": "stem", "back_norm": "back"}
+    for norm, conv in norms.items():
+        alive = mask[f"{conv}.weight"].flatten(1).any(1)
+        assert torch.equal(mask[f"{norm}.bias"], alive)
+        assert torch.equal(mask[f"{norm}.weight"], alive)
+    with project(net.eval(), mask):
+        expected = net(batch(0)[0])
+    small = compact(net, mask, batch(0)[0]).model
+    torch.testing.assert_close(small(batch(0)[0]), expected, rtol=1e-9, atol=1e-10)
+    assert path.mask(epoch=1).names == tuple(layer.name for layer in path.layers)
+    # At a width that was drawn, the two agree in full.
+    whole = nested.mask(1.0)
+    assert all(bool(t.all()) for t in whole.tensors.values())
+
+
+def test_every_width_is_drawn_and_none_below_the_lowest() -> None:
+    _net, _opt, nested = make(
+        Plain, steps=400, begin=0.1, descended=0.3, full=0.5, small=0.75, lowest=0.1
+    )
+    widths = []
+    for step in range(400):
+        nested._step = step
+        nested._drawn = nested._widths()
+        widths.append(nested.budgets)
+    assert all(drawn == (1.0,) for drawn in widths[:40])
+    late = widths[120:]
+    assert min(min(drawn) for drawn in late) == pytest.approx(0.1, rel=0.02)
+    assert 0.45 < sum(drawn[0] == 1 for drawn in late) / len(late) < 0.55
+    assert 0.7 < sum(len(drawn) == 2 for drawn in late) / len(late) < 0.8
+    seen = sorted(width for drawn in late for width in drawn)
+    ratios = [b / a for a, b in itertools.pairwise(seen)]
+    assert max(ratios) < 1.1, "no gap"
+
+
+class Depthwise(nn.Module):
+    """Groups are counted by the layer, so these channels stay."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.deep = nn.Conv2d(1, 8, 3), nn.Conv2d(8, 8, 3, groups=8)
+        self.two, self.out = nn.Conv2d(8, 6, 1), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.two(self.deep(self.one(x).relu()).relu()).relu().mean((2, 3)))
+
+
+class Named(nn.Module):
+    """Names a size in its code."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.out = nn.Conv2d(1, 8, 3), nn.Linear(8 * 16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.one(x).relu().view(-1, 8 * 16))
+
+
+def test_depthwise_convolutions_keep_their_channels() -> None:
+    net, opt, nested = make(Depthwise)
+    train(net, opt, nested, 0, 6)
+    mask = nested.mask(0.1)
+    assert mask["one.weight"].all()
+    assert mask["deep.weight"].all()
+    assert not mask["two.weight"].all()
+
+
+def test_what_cannot_be_cut_is_refused_with_a_reason() -> None:
+    with pytest.raises(CompactError, match=r"does not run with fewer channels.*flatten\(1\)"):
+        Narrow(Named(), torch.zeros(2, 1, 6, 6))
+    net = Plain()
+    opt = DessiLBI(split_parameters(net), **OPTIONS)
+    with pytest.raises(ValueError, match=r"'hidden\.weight' enters Gamma weight by weight"):
+        NestedWidths(net, opt, 10, torch.zeros(2, 1, 6, 6))
+    with pytest.raises(ValueError, match="teach must lie in"):
+        make(Plain, teach=2.0)
+    with pytest.raises(RuntimeError, match="nothing is ranked yet"):
+        make(Plain)[2].mask(0.5)
