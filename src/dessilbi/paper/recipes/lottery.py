@@ -136,7 +136,8 @@ def _recipe(panel: str, name: str) -> Recipe:
             "cpu": (
                 *cpu,
                 "5,000 of 50,000 training images, 2,000 of 10,000 test images",
-                "nu divided by 10, as there are far fewer steps for Gamma to grow in",
+                "nu divided by 10, as there are far fewer steps for Gamma to grow in"
+                + ("" if deep else f", lambd by {size_of(name, 'cpu').gentler:g}"),
                 "fewer early stops and densities; " + ("one seed" if deep else "two seeds"),
             ),
             "smoke": ("digits-net on 512 digits, 2 epochs, nu divided by 100, 1 seed",),

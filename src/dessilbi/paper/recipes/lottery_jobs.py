@@ -42,6 +42,9 @@ class Size:
     seeds: int
     quicker: float = 1.0
     """Divides nu: V grows as many times faster, as there are fewer steps."""
+    gentler: float = 1.0
+    """Divides lambd, for tickets that are neither empty nor the whole network; chosen by their
+    densities alone."""
 
 
 _PAPER = Config(
@@ -75,7 +78,9 @@ def size_of(name: str, scale: Scale) -> Size:
         return Size("digits-net", _SMOKE, (1, 2), (0.5,), seeds=1, quicker=100.0)
     if deep:
         return Size("resnet-8", _SMALLER, (2, 4, 8), (0.2, 0.5), seeds=1, quicker=10.0)
-    return Size("vgg-4", _CPU, (1, 2, 4, 16), (0.2, 0.5), seeds=2, quicker=10.0)
+    gentler = 3.0 if name.endswith("-lasso") else 1.6
+    stops = (2, 4, 8, 16)
+    return Size("vgg-4", _CPU, stops, (0.2, 0.5), seeds=2, quicker=10.0, gentler=gentler)
 
 
 def optimizer_of(name: str, size: Size) -> OptimizerConfig:
@@ -91,7 +96,7 @@ def optimizer_of(name: str, size: Size) -> OptimizerConfig:
         lr=kappa * lr,
         nu=nu / size.quicker,
         kappa=kappa,
-        lambd=lambd,
+        lambd=lambd / size.gentler,
         momentum=momentum,
         nesterov=True,
         weight_decay=1e-4,
