@@ -247,6 +247,25 @@ def test_every_width_is_drawn_and_none_below_the_lowest() -> None:
     assert max(ratios) < 1.1, "no gap"
 
 
+class Watching(Plain):
+    """Notes how its maps lie in memory."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen = self.one(x).is_contiguous()
+        return super().forward(x)
+
+
+def test_narrow_passes_are_given_channels_first() -> None:
+    net, _, nested = make(Watching, full=0.0, seed=1)
+    x, y = batch(0)
+    last = torch.empty_strided(x.shape, (36, 1, 6, 1), dtype=x.dtype).copy_(x)
+    net(last)
+    assert not net.seen, "a single channel can come last, too"
+    nested.backward(last, lambda output: cross_entropy(output, y))
+    assert nested.budgets[0] < 1
+    assert net.seen
+
+
 class Depthwise(nn.Module):
     """Groups are counted by the layer, so these channels stay."""
 

@@ -114,8 +114,14 @@ class Narrow:
     def forward(self, cut: Cut, *arguments: Any) -> tuple[Any, dict[str, Tensor]]:
         """What the smaller network gives, and its weights, which ask for gradients.
 
-        BatchNorm statistics of the whole network stay as they are.
+        BatchNorm statistics of the whole network stay as they are. On a CPU images are put channels
+        first: oneDNN's backward pass of a strided 1x1 convolution of few channels writes beyond its
+        memory if they come last (torch 2.13).
         """
+        arguments = tuple(
+            channels_first(a) if isinstance(a, torch.Tensor) and a.device.type == "cpu" else a
+            for a in arguments
+        )
         tensors = self._tensors(self._model, cut)
         weights = {
             name: tensors[name].requires_grad_() for name, p in self._params.items()
@@ -168,6 +174,11 @@ class Narrow:
         else:
             where[rows[:, None], columns] = True
         return where
+
+
+def channels_first(x: Tensor) -> Tensor:
+    """A copy in torch's plain layout, also of a single channel, which ``contiguous`` leaves."""
+    return x.clone(memory_format=torch.contiguous_format)
 
 
 def _with_known_norms(model: nn.Module) -> nn.Module:

@@ -38,8 +38,9 @@ class NestedWidths(Nesting):
     Like :class:`NestedTraining` with whole channels: a filter takes its bias, its BatchNorm
     parameters and what reads it along. So a subnetwork is a smaller dense network and is computed
     as one, which is cheap enough for two of them in a step: a large one (the whole network in a
-    fraction ``full`` of the steps) and, in most steps, a small one, which also learns from the
-    large one's output. On average a step costs about as much as a plain one.
+    fraction ``full`` of the steps) and a small one, which also learns from the large one's output.
+    A step takes fewer multiply-adds than a plain one; what it takes of time depends on how well
+    the machine computes layers of odd widths.
 
     The whole network is trained first; then the smallest width falls, as in gradual pruning, and
     stays at ``lowest``. Channels are ranked by the size of their filters, every layer for itself;
@@ -86,7 +87,7 @@ class NestedWidths(Nesting):
         descended: float = 0.25,
         settled: float = 0.6,
         full: float = 0.5,
-        small: float = 2 / 3,
+        small: float = 1.0,
         teach: float = 0.5,
         refresh: int = 100,
         seed: int = 0,

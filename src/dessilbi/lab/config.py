@@ -170,7 +170,7 @@ class NestedConfig:
     widths: bool = False
     """Whole channels, two networks a step, each at its own cost. highest, tilt, uniform do not
     apply."""
-    small: float = 2 / 3
+    small: float = 1.0
     """With widths: fraction of steps that train a small network beside the large one."""
     teach: float = 0.5
     """With widths: how much the smaller network of a step learns from the larger one."""

@@ -78,7 +78,7 @@ def size_of(name: str, scale: Scale) -> Size:
         return Size("digits-net", _SMOKE, (1, 2), (0.5,), seeds=1, quicker=100.0)
     if deep:
         return Size("resnet-8", _SMALLER, (2, 4, 8), (0.2, 0.5), seeds=1, quicker=10.0)
-    gentler, stops = (3.0, (2, 4, 8, 16)) if name.endswith("-lasso") else (1.6, (4, 5, 6, 8))
+    gentler, stops = (3.0, (2, 4, 8, 16)) if name.endswith("-lasso") else (1.4, (4, 6, 8, 16))
     return Size("vgg-4", _CPU, stops, (0.2, 0.5), seeds=2, quicker=10.0, gentler=gentler)
 
 

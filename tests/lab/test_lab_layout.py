@@ -1,0 +1,58 @@
+"""Images lie channels-last on a CPU, but for networks that oneDNN would spoil the memory of."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from lab_runs import SMALL
+from torch import Tensor, nn
+
+from dessilbi.lab.config import ModelConfig
+from dessilbi.lab.layout import needs_plain_layout
+from dessilbi.lab.models import make_model
+from dessilbi.lab.train import Place, train
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Strided(nn.Module):
+    """A strided 1x1 convolution of few channels, which notes how its images lie in memory."""
+
+    layouts: list[bool] = []  # noqa: RUF012 - shared by all on purpose
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.widen, self.conv = nn.Conv2d(1, 6, 3, padding=1), nn.Conv2d(6, 16, 1, stride=2)
+        self.out = nn.Linear(16, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.widen(x)
+        if self.training:
+            self.layouts.append(x.is_contiguous())
+        out: Tensor = self.out(self.conv(x).relu().mean((2, 3)))
+        return out
+
+
+@pytest.mark.parametrize(
+    ("model", "needs"),
+    [
+        (nn.Conv2d(6, 16, 1, stride=2), True),
+        (nn.Conv2d(6, 16, 1), False),
+        (nn.Conv2d(6, 16, 3, stride=2), False),
+        (nn.Conv2d(32, 16, 1, stride=2), False),
+        (make_model("resnet-20", num_classes=10, in_channels=3, input_size=32), False),
+    ],
+)
+def test_which_networks_need_the_plain_layout(model: nn.Module, needs: bool) -> None:
+    assert needs_plain_layout(model) == needs
+
+
+def test_training_gives_it_to_them(tmp_path: Path) -> None:
+    Strided.layouts.clear()
+    config = replace(SMALL, epochs=1, keep=(), model=ModelConfig(name=f"{__name__}:Strided"))
+    train(config, Place(runs=tmp_path))
+    assert Strided.layouts
+    assert all(Strided.layouts)
