@@ -99,6 +99,7 @@ def changed(before: dict[str, int], after: dict[str, int]) -> set[str]:
 def slide(page: Any, place: int) -> None:
     slider = "const s = document.getElementById('epoch'); s.value = place;"
     page.evaluate(f"(place) => {{ {slider} s.dispatchEvent(new Event('input')); }}", place)
+    page.evaluate(FRAMES)
 
 
 def press(page: Any, key: str) -> None:
