@@ -111,7 +111,12 @@ def _panel(panel: Panel, ax: Axes) -> None:
     for place in panel.verticals:
         ax.axvline(place, color="#0072B2", linewidth=0.8, alpha=0.5)
     if panel.log_x:
+        from matplotlib import ticker
+
         ax.set_xscale("log")
+        ax.xaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
+        ax.xaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))  # 5, not 5 x 10^0
+        ax.xaxis.set_minor_formatter(ticker.NullFormatter())
     if panel.log_y:
         ax.set_yscale("log")
     ax.set(title=panel.title, xlabel=panel.xlabel, ylabel=panel.ylabel)
