@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy, kl_div, log_softmax, softmax
 from dessilbi import DessiLBI, NestedWidths, PathRecorder, SolutionPath, project, split_parameters
 from dessilbi.compaction import CompactError, compact
 from dessilbi.compaction.narrow import Narrow
+from dessilbi.subnet.levels import level_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -118,8 +119,6 @@ def test_a_narrow_pass_is_the_pass_of_the_masked_network(kind: type[nn.Module]) 
 
 
 def nested_level(nested: NestedWidths, density: float) -> int:
-    from dessilbi.subnet.levels import level_of
-
     return level_of(density, nested.lowest)
 
 
