@@ -6,12 +6,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 from lab_runs import SMALL
 from torch import Tensor, nn
 
 from dessilbi.lab.config import ModelConfig
-from dessilbi.lab.layout import needs_plain_layout
 from dessilbi.lab.models import make_model
+from dessilbi.lab.models.layout import needs_plain_layout
 from dessilbi.lab.train import Place, train
 
 if TYPE_CHECKING:
@@ -23,9 +24,10 @@ class Strided(nn.Module):
 
     layouts: list[bool] = []  # noqa: RUF012 - shared by all on purpose
 
-    def __init__(self, num_classes: int) -> None:
+    def __init__(self, num_classes: int, in_channels: int = 1) -> None:
         super().__init__()
-        self.widen, self.conv = nn.Conv2d(1, 6, 3, padding=1), nn.Conv2d(6, 16, 1, stride=2)
+        self.widen = nn.Conv2d(in_channels, 6, 3, padding=1)
+        self.conv = nn.Conv2d(6, 16, 1, stride=2)
         self.out = nn.Linear(16, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -50,9 +52,22 @@ def test_which_networks_need_the_plain_layout(model: nn.Module, needs: bool) -> 
     assert needs_plain_layout(model) == needs
 
 
-def test_training_gives_it_to_them(tmp_path: Path) -> None:
+def test_images_are_laid_out_for_those_only() -> None:
+    x = torch.rand(2, 3, 8, 8).to(memory_format=torch.channels_last)
+    seen: list[Tensor] = []
+    task = {"num_classes": 10, "in_channels": 3, "input_size": 32}
+    for name in ("resnet-20", f"{__name__}:Strided"):
+        model = make_model(name, **task)
+        model.register_forward_hook(lambda _m, inputs, _out: seen.extend(inputs))
+        model(x)
+    assert [one.is_contiguous() for one in seen] == [False, True]
+    assert all(torch.equal(one, x) for one in seen)
+
+
+@pytest.mark.parametrize("check_step", [False, True])
+def test_training_gives_it_to_them(tmp_path: Path, check_step: bool) -> None:
     Strided.layouts.clear()
     config = replace(SMALL, epochs=1, keep=(), model=ModelConfig(name=f"{__name__}:Strided"))
-    train(config, Place(runs=tmp_path))
+    train(config, Place(runs=tmp_path, check_step=check_step))
     assert Strided.layouts
     assert all(Strided.layouts)

@@ -16,7 +16,6 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from dessilbi.compaction.narrow import channels_first
 from dessilbi.lab.companions import Companions
 from dessilbi.lab.config import ConfigError
 from dessilbi.lab.data import batches, count_batches
@@ -26,7 +25,6 @@ from dessilbi.lab.environment import describe
 from dessilbi.lab.evaluate import Score, judge
 from dessilbi.lab.events import write_events
 from dessilbi.lab.failures import TrainingError, not_finite
-from dessilbi.lab.layout import needs_plain_layout
 from dessilbi.lab.optimizers import make_optimizer
 from dessilbi.lab.rundir import BEST, LAST, PATH, RunDir, RunError, clear_errors
 from dessilbi.lab.schedule import lr_factor, set_lr
@@ -141,7 +139,6 @@ class Trainer:
         self.position = Position()
         self.judged, self.judged_on = judged_split(self.data)
         self.net = self._wrapped()
-        self.plain_layout = device.type == "cpu" and needs_plain_layout(self.model)
         self.batches = count_batches(len(self.data.train), config.batch_size)
         steps = config.epochs * self.batches
         example = next(self.model.parameters()).new_zeros(2, *self.data.shape)
@@ -276,8 +273,6 @@ class Trainer:
             # DDP averages over ranks; a rank's share of the global batch is its weight.
             whole = min(config.batch_size, images - position.batch * config.batch_size)
             share = len(y) * crew.size / whole if crew.size > 1 else 1.0
-            if self.plain_layout:
-                x = channels_first(x)
             judge_by = partial(cross_entropy, target=y)
             logits, loss = self.companions.backward(self.net, x, judge_by, share)
             if self.device.type == "cpu" and not math.isfinite(loss.item()):
