@@ -304,6 +304,7 @@ def test_what_cannot_be_cut_is_refused_with_a_reason() -> None:
     opt = DessiLBI(split_parameters(net), **OPTIONS)
     with pytest.raises(ValueError, match=r"'hidden\.weight' enters Gamma weight by weight"):
         NestedWidths(net, opt, 10, torch.zeros(2, 1, 6, 6))
+    assert not opt._optimizer_step_post_hooks  # nothing is left behind
     with pytest.raises(ValueError, match="teach must lie in"):
         make(Plain, teach=2.0)
     with pytest.raises(RuntimeError, match="nothing is ranked yet"):

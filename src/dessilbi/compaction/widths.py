@@ -117,6 +117,7 @@ class NestedWidths(Nesting):
         are numbered through all layers, as in a path."""
         self._drawn: tuple[int, ...] = (FULL,)
         self._cuts: dict[int, Cut] = {}
+        self._attach()
 
     def _written_by(self, one: Coupled) -> list[tuple[int, Tensor]]:
         """The layers with a twin that write these channels, and the filter of each channel."""

@@ -102,6 +102,7 @@ class NestedTraining(Nesting):
         self._dense: list[tuple[Tensor, Tensor]] = []
         self._momenta: list[float | None] = []
         self._open = False
+        self._attach()
 
     # ------------------------------------------------------------------ a step
 

@@ -64,7 +64,10 @@ class Nesting:
         """By layer, one number a group."""
         self._step = 0
         self._used = False
-        self._handle = opt.register_step_post_hook(lambda *_: self._after_step())
+
+    def _attach(self) -> None:
+        """Follow the optimizer's steps: the last act of a constructor, which may refuse before."""
+        self._handle = self._opt.register_step_post_hook(lambda *_: self._after_step())
 
     # ------------------------------------------------------------------ a step
 
