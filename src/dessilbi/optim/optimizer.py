@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast, overload
 
@@ -10,8 +9,8 @@ import torch
 from torch.optim import Optimizer
 
 from . import _dtensor
+from ._group_step import penalty_of, step_group
 from ._options import DEFAULTS, check_group, check_options, check_params
-from ._step import Item, Options, Twin, multi_tensor, single_tensor
 from .prox import (
     CoupledGroupLasso,
     GroupLasso,
@@ -21,9 +20,7 @@ from .prox import (
     couple,
     init_scale,
     joint_init_scale,
-    make_penalty,
     resolve_penalty,
-    size_scale,
 )
 
 if TYPE_CHECKING:
@@ -154,7 +151,7 @@ class DessiLBI(Optimizer):
         group = self._group_of(p)
         if group["coupled"]:
             return self._coupled_penalties(group)[p]
-        penalty = _penalty(p, group, self._scale(p, group))
+        penalty = penalty_of(p, group, self._scale(p, group))
         if penalty is None:
             raise ValueError(
                 f"parameter {self._name(p)} has no twin: its penalty is {group['penalty']!r}; "
@@ -171,13 +168,13 @@ class DessiLBI(Optimizer):
                 continue
             for p in group["params"]:
                 if resolve_penalty(group["penalty"], p.ndim) is not None:
-                    found[p] = cast("Penalty", _penalty(p, group, self._scale(p, group)))
+                    found[p] = cast("Penalty", penalty_of(p, group, self._scale(p, group)))
         return found
 
     @torch.no_grad()
     def _coupled_penalties(self, group: dict[str, Any]) -> dict[Tensor, CoupledGroupLasso]:
         params: list[Tensor] = group["params"]
-        alone = [cast("GroupLasso", _penalty(p, group, self._scale(p, group))) for p in params]
+        alone = [cast("GroupLasso", penalty_of(p, group, self._scale(p, group))) for p in params]
         joint = couple(alone, [self._v(p) for p in params], [], group["group_dim"])
         return dict(zip(params, joint, strict=True))
 
@@ -254,7 +251,7 @@ class DessiLBI(Optimizer):
             scales: list[Tensor | None] = []
             resting: list[Tensor] = []
             self._init_group(group, params, grads, vs, buffers, scales, resting)
-            _run(group, params, grads, vs, buffers, scales, resting, self._moves)
+            step_group(group, params, grads, vs, buffers, scales, resting, self._moves)
         return loss
 
     def _init_group(
@@ -382,66 +379,6 @@ class DessiLBI(Optimizer):
         return repr(names[i]) if names else f"{i} of its group, shape {tuple(p.shape)}"
 
 
-def _run(
-    group: dict[str, Any],
-    params: list[Tensor],
-    grads: list[Tensor],
-    vs: list[Tensor | None],
-    buffers: list[Tensor | None],
-    scales: list[Tensor | None],
-    resting: list[Tensor],
-    moves: Mapping[Tensor, Tensor],
-) -> None:
-    """Choose the implementation for one group and run it."""
-    twins = [_twin(p, v, scale, group) for p, v, scale in zip(params, vs, scales, strict=True)]
-    if group["coupled"]:
-        twins = _coupled(cast("list[Twin]", twins), resting, group["group_dim"])
-    items = [
-        Item(p, grad, twin, buffer, moves.get(p) if moves else None)
-        for p, grad, twin, buffer in zip(params, grads, twins, buffers, strict=True)
-    ]
-    numbers = {name: group[name] for name in Options.__dataclass_fields__}
-    options = Options(**numbers | {"lr": _scalar(group["lr"])})
-    if any(_dtensor.is_dtensor(p) for p in params):
-        items, spread = _dtensor.localize(items)
-        single_tensor(spread, options)
-    if group["fused"] and not torch.compiler.is_compiling():
-        from ._fused import fused
-
-        fused(items, options)
-    elif group["foreach"] or (group["foreach"] is None and _all_on_gpu(items)):
-        multi_tensor(items, options)
-    else:
-        single_tensor(items, options)
-
-
-def _twin(p: Tensor, v: Tensor | None, scale: Tensor | None, group: dict[str, Any]) -> Twin | None:
-    penalty = None if v is None else _penalty(p, group, scale)
-    return None if v is None or penalty is None else Twin(v, penalty)
-
-
-def _coupled(twins: list[Twin], resting: list[Tensor], dim: int) -> list[Twin | None]:
-    """The twins of a coupled group, their norms taken before any of them is stepped."""
-    if not twins:
-        return []
-    alone = [cast("GroupLasso", twin.penalty) for twin in twins]
-    duals = [twin.V for twin in twins]
-    return list(map(Twin, duals, couple(alone, duals, resting, dim)))
-
-
-def _penalty(p: Tensor, group: dict[str, Any], scale: Tensor | None) -> Penalty | None:
-    kind = resolve_penalty(group["penalty"], p.ndim)
-    if kind is None:
-        return None
-    factor: float | Tensor | None = None
-    if group["lambd_scale"] == "size":
-        together = group["params"] if group["coupled"] else [p]
-        factor = math.hypot(*(size_scale(kind, q.shape, group["group_dim"]) for q in together))
-    elif group["lambd_scale"] == "init":
-        factor = scale
-    return make_penalty(kind, p.shape, group["group_dim"], group["lambd"], factor)
-
-
 def _only_asks_for_state(p: Tensor, lr: float | Tensor) -> bool:
     """Whether this is how torch.distributed.checkpoint makes empty state: lr 0, gradient 0.
 
@@ -454,13 +391,3 @@ def _only_asks_for_state(p: Tensor, lr: float | Tensor) -> bool:
 def _dual_dtype(p: Tensor) -> torch.dtype:
     """V sums many small steps: float32 at least."""
     return torch.promote_types(p.dtype, torch.float32)
-
-
-def _scalar(lr: float | Tensor) -> float | Tensor:
-    if isinstance(lr, torch.Tensor):
-        return lr.squeeze().double() if torch.compiler.is_compiling() else float(lr)
-    return lr
-
-
-def _all_on_gpu(items: list[Item]) -> bool:
-    return bool(items) and all(item.W.device.type in {"cuda", "xpu"} for item in items)
