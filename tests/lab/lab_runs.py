@@ -13,16 +13,16 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import torch
 
-from dessilbi.lab.config import Config, ModelConfig, OptimizerConfig, ScheduleConfig
+from dessilbi.lab.config import Config, ModelConfig, OptimizerConfig, ScheduleConfig, StopConfig
 from dessilbi.lab.train import Place, Silent, train
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
-    import pytest
     from torch import nn
 
     from dessilbi.lab.rundir import RunDir
@@ -42,6 +42,15 @@ SMALL = Config(
 )
 """A tenth of a second an epoch, six batches each; Gamma grows from the first epoch on."""
 STEPS = 6
+FILTERS = replace(SMALL, model=ModelConfig(name="digits-net"), epochs=2, keep=(1,))
+"""With groups, whose entries are recorded to the step, and BatchNorm."""
+STOPPED = replace(
+    SMALL,
+    schedule=ScheduleConfig(kind="multistep", milestones=(1,)),
+    epochs=12,
+    stop=StopConfig(when_stable=True, window=2, tolerance=0.3),
+)
+"""Its support settles long before the twelfth epoch."""
 
 # What depends on the clock, the machine, or whether the run was interrupted.
 _FREE = ("environment.json", "timing.jsonl", ".lock")
@@ -97,6 +106,45 @@ class CrashAt(Silent):
         self.left -= 1
         if self.left == 0:
             raise Crash
+
+
+class CrashAtWrite:
+    """Crashes at the n-th flush or rename, and cuts what was flushed in half."""
+
+    def __init__(self, number: int) -> None:
+        self.left = number
+
+    def __enter__(self) -> None:
+        self.patch = pytest.MonkeyPatch()
+        fsync, rename = os.fsync, os.replace
+
+        def dying_fsync(fd: int) -> None:
+            if self._dies():
+                os.ftruncate(fd, max(0, os.fstat(fd).st_size - 7))
+                raise Crash
+            fsync(fd)
+
+        def dying_rename(source: Any, target: Any) -> None:
+            if self._dies():
+                raise Crash
+            rename(source, target)
+            if self._dies():
+                raise Crash
+
+        self.patch.setattr(os, "fsync", dying_fsync)
+        self.patch.setattr(os, "replace", dying_rename)
+
+    def _dies(self) -> bool:
+        self.left -= 1
+        return self.left == 0
+
+    def __exit__(self, *_: object) -> None:
+        self.patch.undo()
+
+
+def crashes(runs: Path, numbers: Iterable[int]) -> Iterator[tuple[CrashAtWrite, Path]]:
+    for number in numbers:
+        yield CrashAtWrite(number), runs / str(number)
 
 
 # ---------------------------------------------------------------------- processes that die

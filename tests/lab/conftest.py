@@ -1,0 +1,26 @@
+"""Finished runs that several files look at."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from lab_runs import FILTERS, SMALL, STOPPED, uninterrupted
+
+if TYPE_CHECKING:
+    from dessilbi.lab.rundir import RunDir
+
+
+@pytest.fixture(scope="module")
+def parent(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    return uninterrupted(SMALL, tmp_path_factory.mktemp("parent"))
+
+
+@pytest.fixture(scope="module")
+def filters(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    return uninterrupted(FILTERS, tmp_path_factory.mktemp("filters"))
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    return uninterrupted(STOPPED, tmp_path_factory.mktemp("stopped"))
