@@ -25,6 +25,7 @@ from dessilbi.lab.environment import describe
 from dessilbi.lab.evaluate import Score, judge
 from dessilbi.lab.events import write_events
 from dessilbi.lab.failures import TrainingError, not_finite
+from dessilbi.lab.memory import keep_freed_memory
 from dessilbi.lab.optimizers import make_optimizer
 from dessilbi.lab.rundir import BEST, LAST, PATH, RunDir, RunError, clear_errors
 from dessilbi.lab.schedule import lr_factor, set_lr
@@ -95,6 +96,8 @@ def train(
     """
     place = place or Place()
     device = pick_device(place.device)
+    if device.type == "cpu":
+        keep_freed_memory()
     with ExitStack() as stack:
         crew = stack.enter_context(team(device))
         run = RunDir(place.runs / config.run_name)

@@ -1,0 +1,46 @@
+"""A training process keeps the memory that it frees."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+
+import pytest
+
+COUNT = """
+import resource, sys
+import torch
+from dessilbi.lab.memory import keep_freed_memory
+
+def step():
+    activations = [torch.ones(2**20) for _ in range(8)]  # 4 MB each
+    gradient = torch.ones(2**24)
+
+if sys.argv[1] == "keep":
+    keep_freed_memory()
+for _ in range(4):
+    step()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(4):
+    step()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="about the GNU C library")
+def test_no_page_is_cleared_twice() -> None:
+    faults = {
+        word: int(subprocess.check_output([sys.executable, "-c", COUNT, word], text=True))
+        for word in ("keep", "default")
+    }
+    pages = 4 * (8 * 2**20 + 2**24) * 4 // 4096
+    assert faults["default"] > pages / 2, "nothing to gain here: the test has lost its point"
+    assert faults["keep"] < pages / 20
+
+
+def test_other_libraries_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dessilbi.lab import memory
+
+    monkeypatch.setattr(memory.ctypes, "CDLL", lambda _name: object())
+    memory.keep_freed_memory()
