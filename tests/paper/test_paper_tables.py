@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dessilbi.paper.figures import Line, Panel, draw_panels
+from dessilbi.paper.figures import Line, Panel, Points, draw_panels
 from dessilbi.paper.results import Record, Results
 from dessilbi.paper.tables import Cell, Table
 
@@ -81,6 +81,11 @@ def test_figures_are_png_and_svg_with_labels_and_the_same_each_time(tmp_path: Pa
     assert png.read_bytes().startswith(b"\x89PNG")
     first = svg.read_text()
     assert all(word in first for word in ("epoch", "accuracy, %", "kappa=1 (2 seeds)", "title"))
+    points = Panel(
+        "", "", "", points=[Points("ticket", [20.0], [47.0])], horizontals={"SGD, dense": 48.0}
+    )
+    _, svg = draw_panels([points], tmp_path / "points", "")
+    assert all(word in svg.read_text() for word in ("ticket", "SGD, dense"))
     assert draw_panels([Panel("empty", "", "")], tmp_path / "none", "") == []
 
 

@@ -51,6 +51,8 @@ class Panel:
     bars: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """Values of the seeds by label; shown as mean and deviation."""
     verticals: Sequence[float] = ()
+    horizontals: Mapping[str, float] = field(default_factory=dict)
+    """Heights by label, to compare with."""
     log_x: bool = False
     log_y: bool = False
 
@@ -108,6 +110,8 @@ def _panel(panel: Panel, ax: Axes) -> None:
         highest = max(h + e for h, e in zip(heights, errors, strict=True))
         room = max(highest - lowest, 0.2)
         ax.set_ylim(lowest - 0.5 * room, highest + 0.3 * room)
+    for (label, height), style in zip(panel.horizontals.items(), ("--", ":", "-."), strict=False):
+        ax.axhline(height, color="#555555", linewidth=1.0, linestyle=style, label=label)
     for place in panel.verticals:
         ax.axvline(place, color="#0072B2", linewidth=0.8, alpha=0.5)
     if panel.log_x:
@@ -122,7 +126,12 @@ def _panel(panel: Panel, ax: Axes) -> None:
     ax.set(title=panel.title, xlabel=panel.xlabel, ylabel=panel.ylabel)
     ax.grid(visible=True, alpha=0.3)
     ax.spines[["top", "right"]].set_visible(False)
-    if panel.lines or panel.points:
+    if panel.points:  # they may lie anywhere, so the legend stands below
+        place_below = (0.5, -0.16)
+        ax.legend(
+            frameon=False, fontsize=7, loc="upper center", bbox_to_anchor=place_below, ncols=3
+        )
+    elif panel.lines:
         ax.legend(frameon=False, fontsize=7)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from dessilbi.lab.rundir import MASK
@@ -87,7 +88,7 @@ def tables(name: str, results: Results) -> list[Table]:
 def draw(name: str, results: Results, out: Path, place: Place) -> list[Path]:
     """Accuracy against density, and density along the training with the early stops."""
     points = []
-    for method in sorted(_methods(results), key=lambda m: m != "ticket"):
+    for method in sorted(_methods(results), key=lambda m: (m != "ticket", m)):
         records = [
             r
             for r in results.where(method=method)
@@ -102,11 +103,18 @@ def draw(name: str, results: Results, out: Path, place: Place) -> list[Path]:
     ]
     lines = [Line("Gamma", range(1, len(curves[0]) + 1), curves)] if curves else []
     stops = size_of(name, results.scale).stops  # type: ignore[arg-type]
+    dense = {
+        f"{method}, dense": fmean(values)
+        for method in ("SGD", "DessiLBI")
+        if (values := results.values("accuracy", method=method, at="dense"))
+    }
     panels = [
-        Panel("after retraining", "density, % of the weights", "test accuracy, %", points=points),
         Panel(
-            "along the training", "epoch", "density of Gamma, % (the paper's sparsity)",
-            lines, verticals=stops, log_x=True,
+            "after retraining", "density, % of the weights", "test accuracy, %",
+            points=points, horizontals=dense,
+        ),
+        Panel(
+            "along the training", "epoch", "density of Gamma, %", lines, verticals=stops, log_x=True
         ),
     ]  # fmt: skip
     return draw_panels(panels, out / f"lottery-{name}", f"{name}, {results.scale} scale")
