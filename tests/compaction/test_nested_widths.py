@@ -166,13 +166,17 @@ def test_a_step_by_hand() -> None:
         torch.testing.assert_close(p.grad, one * where[0] + two * where[1], rtol=1e-7, atol=1e-10)
     before = {name: p.detach().clone() for name, p in net.named_parameters()}
     momenta = {name: opt.state[p]["momentum_buffer"].clone() for name, p in nested._params.items()}
+    pulled = {n: p.detach() - opt.gamma(p) for n, p in nested._params.items()}
+    (lr,), (nu,) = ({group[key] for group in opt.param_groups} for key in ("lr", "nu"))
     opt.step()
     for name, p in nested._params.items():
         outside = ~nested._narrow.used(cuts[0], name)
         assert outside.any()
         assert torch.equal(opt.state[p]["momentum_buffer"][outside], momenta[name][outside])
-        gamma = opt.state[p].get("gamma", None)
-        assert gamma is None or not torch.equal(p[outside], before[name][outside])
+        # No gradient and no decay there, and the pull towards Gamma all the same.
+        wanted = before[name] - lr * pulled[name] / nu
+        torch.testing.assert_close(p[outside], wanted[outside], rtol=1e-12, atol=1e-14)
+        assert not torch.equal(p[outside], before[name][outside])
 
 
 def test_statistics_follow_the_whole_network() -> None:
