@@ -118,10 +118,7 @@ class Narrow:
         first: oneDNN's backward pass of a strided 1x1 convolution of few channels writes beyond its
         memory if they come last (torch 2.13).
         """
-        arguments = tuple(
-            channels_first(a) if isinstance(a, torch.Tensor) and a.device.type == "cpu" else a
-            for a in arguments
-        )
+        arguments = channels_first(arguments)
         tensors = self._tensors(self._model, cut)
         weights = {
             name: tensors[name].requires_grad_() for name, p in self._params.items()
@@ -176,9 +173,15 @@ class Narrow:
         return where
 
 
-def channels_first(x: Tensor) -> Tensor:
-    """A copy in torch's plain layout, also of a single channel, which ``contiguous`` leaves."""
-    return x.clone(memory_format=torch.contiguous_format)
+def channels_first(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The same with copies of CPU tensors in torch's plain layout."""
+    return tuple(
+        # Not ``contiguous``, which leaves images of a single channel as they are.
+        a.clone(memory_format=torch.contiguous_format)
+        if isinstance(a, torch.Tensor) and a.device.type == "cpu"
+        else a
+        for a in arguments
+    )
 
 
 def _with_known_norms(model: nn.Module) -> nn.Module:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import nn
 
 from dessilbi.compaction.narrow import channels_first
@@ -30,7 +29,4 @@ def needs_plain_layout(model: nn.Module) -> bool:
 
 def plain_images(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     """A forward pre-hook: images on a CPU are put channels first."""
-    return tuple(
-        channels_first(x) if isinstance(x, torch.Tensor) and x.device.type == "cpu" else x
-        for x in inputs
-    )
+    return channels_first(inputs)

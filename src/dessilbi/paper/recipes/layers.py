@@ -49,10 +49,9 @@ class Size:
     epochs: int
     seeds: int
     test_images: int | None = None
-    nu: float = 1.0
-    """Divides nu; see :mod:`dessilbi.paper.recipes.ablation`."""
-    lambd: float = 1.0
-    """Divides lambd."""
+    nu_divisor: float = 1.0
+    """See :mod:`dessilbi.paper.recipes.ablation`."""
+    lambd_divisor: float = 1.0
     batch: int = 128
     lr: float = 0.1
     warmup: float = 0.0
@@ -61,12 +60,12 @@ class Size:
 SIZES: dict[Scale, dict[str, Size]] = {
     "paper": {net: Size(None, 100, 3) for net in PUBLISHED},
     "cpu": {
-        "lenet-3": Size(None, 20, 3, nu=2.0, lambd=2.0),
+        "lenet-3": Size(None, 20, 3, nu_divisor=2.0, lambd_divisor=2.0),
         # Batches of 128 leave too few steps: at rate 0.1 neither SGD nor DessiLBI learns in them.
         # lambd: at a 20th 0.01 % of Conv-2's fc1 is in Gamma after ten epochs (the paper: 0.7 %),
         # at a 50th 3 % after three, at a 200th most of Conv-4's initial weights.
-        "conv-2": Size(5_000, 10, 3, 5_000, lambd=50.0, batch=32, lr=0.03, warmup=1.0),
-        "conv-4": Size(2_500, 10, 3, 2_500, lambd=50.0, batch=32, lr=0.03, warmup=1.0),
+        "conv-2": Size(5_000, 10, 3, 5_000, lambd_divisor=50.0, batch=32, lr=0.03, warmup=1.0),
+        "conv-4": Size(2_500, 10, 3, 2_500, lambd_divisor=50.0, batch=32, lr=0.03, warmup=1.0),
     },
     "smoke": {net: Size(400, 2, 1) for net in PUBLISHED},
 }
@@ -79,7 +78,8 @@ def dense(network: str, scale: Scale, seed: int, optimizer: str) -> Config:
     keep = tuple(sorted({0, *(round(size.epochs * f) for f in REWINDS)}))
     config = replace(COMPETITORS[optimizer], lr=size.lr)
     if config.name == "dessilbi":
-        config = replace(config, nu=config.nu / size.nu, lambd=config.lambd / size.lambd)
+        nu, lambd = config.nu / size.nu_divisor, config.lambd / size.lambd_divisor
+        config = replace(config, nu=nu, lambd=lambd)
         if smoke:  # six steps an epoch: only a short coupling lets anything into Gamma
             config = replace(config, nu=0.5, lambd=0.01)
     return Config(
