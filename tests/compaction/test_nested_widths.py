@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
-from typing import TYPE_CHECKING, Any
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,9 +19,6 @@ from dessilbi import DessiLBI, NestedWidths, PathRecorder, SolutionPath, project
 from dessilbi.compaction import CompactError, compact
 from dessilbi.compaction.narrow import Narrow
 from dessilbi.subnet.levels import level_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 OPTIONS: dict[str, Any] = {
     "lr": 0.1,
@@ -250,23 +252,68 @@ def test_every_width_is_drawn_and_none_below_the_lowest() -> None:
     assert max(ratios) < 1.1, "no gap"
 
 
-class Watching(Plain):
-    """Notes how its maps lie in memory."""
+class Strided(nn.Module):
+    """A strided convolution of 1x1 or 3x3."""
+
+    def __init__(self, kernel: int, channels: int = 1) -> None:
+        super().__init__()
+        self.one = nn.Conv2d(channels, 32, 3, padding=1)
+        self.two = nn.Conv2d(32, 16, kernel, stride=2, padding=kernel // 2)
+        self.out = nn.Linear(16, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        self.seen = self.one(x).is_contiguous()
-        return super().forward(x)
+        return self.out(self.two(self.one(x)).mean((2, 3)))
 
 
-def test_narrow_passes_are_given_channels_first() -> None:
-    net, _, nested = make(Watching, full=0.0, seed=1)
-    x, y = batch(0)
-    last = torch.empty_strided(x.shape, (36, 1, 6, 1), dtype=x.dtype).copy_(x)
-    net(last)
-    assert not net.seen, "a single channel can come last, too"
-    nested.backward(last, lambda output: cross_entropy(output, y))
-    assert nested.budgets[0] < 1
-    assert net.seen
+@pytest.mark.parametrize(
+    ("kernel", "kept", "plain"),
+    [(1, 8, True), (1, 16, False), (3, 8, False), (3, 7, True)],
+    ids=["oneDNN would spoil the memory", "wide enough", "3x3 are sound", "few are faster so"],
+)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_narrow_passes_that_need_it_are_given_channels_first(
+    kernel: int, kept: int, plain: bool, channels: int
+) -> None:
+    net = Strided(kernel, channels)
+    shape = (2, channels, 6, 6)
+    strides = (36 * channels, 1, 6 * channels, channels)  # last, also of a single channel
+    last = torch.empty_strided(shape, strides).copy_(torch.rand(shape))
+    narrow = Narrow(net, last)
+    seen: list[Tensor] = []
+    net.two.register_forward_pre_hook(lambda _, inputs: seen.extend(inputs))
+    narrow.forward(narrow.cut([torch.arange(one.channels) < kept for one in narrow.sets]), last)
+    assert [(x.shape[1], x.is_contiguous()) for x in seen] == [(kept, plain)]
+
+
+def test_nothing_is_written_beyond_its_memory() -> None:
+    guard = "libc_malloc_debug.so.0"  # of the GNU C library: ends a process that spoils its heap
+    try:
+        ctypes.CDLL(guard)
+    except OSError:
+        pytest.skip(f"no {guard} here")
+    code = f"""
+import sys
+import torch
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from dessilbi.compaction.narrow import Narrow
+from {__name__} import Strided
+torch.set_num_threads(1)
+x = torch.rand(8, 3, 8, 8).contiguous(memory_format=torch.channels_last)
+net = Strided(1, 3)
+narrow = Narrow(net, x)
+for kept in range(2, 9):
+    cut = narrow.cut([torch.arange(one.channels) < kept for one in narrow.sets])
+    output, weights = narrow.forward(cut, x)
+    torch.autograd.grad(output.sum(), list(weights.values()))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "LD_PRELOAD": guard, "MALLOC_CHECK_": "3"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 class Depthwise(nn.Module):

@@ -21,11 +21,18 @@ from .errors import CompactError
 from .tracing import as_arguments
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
     from .coupling import Coupled
+
+NARROW = 16
+"""Input channels from which a 1x1 convolution may see channels-last images on a CPU. oneDNN's
+weight gradient of a strided one writes beyond its memory below (torch 2.13; seen from 2 to 7
+channels, one less than a vector of that machine had numbers, and others have vectors of 16)."""
+_FEW = 8
+"""A network with a layer of fewer filters is faster channels first on a CPU."""
 
 Places = tuple["Tensor | None", "Tensor | None"]
 """The rows and the columns that stay; ``None`` for all."""
@@ -38,6 +45,8 @@ class Cut:
     params: dict[str, Places]
     buffers: dict[str, Tensor]
     """Rows, by name."""
+    channels_first: bool
+    """Whether images must come so on a CPU, or had better."""
 
 
 class Narrow:
@@ -109,16 +118,27 @@ class Narrow:
                 if (name, 0) in places
                 for buffer in buffers
             },
+            self._channels_first(places),
+        )
+
+    def _channels_first(self, places: Mapping[tuple[str, int], Tensor]) -> bool:
+        def left(name: str, dim: int) -> int:
+            stay = places.get((name, dim))
+            return self._params[name].shape[dim] if stay is None else len(stay)
+
+        return any(
+            left(name, 0) < _FEW or (p.shape[2:] == (1, 1) and left(name, 1) < NARROW)
+            for name, p in self._params.items()
+            if p.ndim == 4
         )
 
     def forward(self, cut: Cut, *arguments: Any) -> tuple[Any, dict[str, Tensor]]:
         """What the smaller network gives, and its weights, which ask for gradients.
 
-        BatchNorm statistics of the whole network stay as they are. On a CPU images are put channels
-        first: oneDNN's backward pass of a strided 1x1 convolution of few channels writes beyond its
-        memory if they come last (torch 2.13).
+        BatchNorm statistics of the whole network stay as they are.
         """
-        arguments = channels_first(arguments)
+        if cut.channels_first:
+            arguments = channels_first(arguments)
         tensors = self._tensors(self._model, cut)
         weights = {
             name: tensors[name].requires_grad_() for name, p in self._params.items()

@@ -6,10 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from dessilbi.compaction.narrow import channels_first
-
-NARROW = 16
-"""Input channels from which the kernel in question is sound; it was seen to fail below 8."""
+from dessilbi.compaction.narrow import NARROW, channels_first
 
 
 def needs_plain_layout(model: nn.Module) -> bool:
