@@ -23,6 +23,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from dessilbi import DessiLBI, NestedTraining, NestedWidths, split_parameters
+from dessilbi.lab.memory import keep_freed_memory
 from dessilbi.lab.models import make_model
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=128)
     args = parser.parse_args()
     torch.set_num_threads(1)
+    keep_freed_memory()  # as training does
     print(
         f"torch {torch.__version__}, one thread, batches of {args.batch}, {args.rounds} rounds, "
         "fused optimizer, float32"
