@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ def guided_gradients(model: nn.Module, layer: str, image: Tensor) -> Tensor:
         image: one image, channels x height x width.
 
     Returns:
-        Filters x channels x height x width.
+        Filters x channels x height x width; zero for a filter that no image was found to excite.
     """
     module = _layer(model, layer)
     with _evaluating(model), _caught(module) as seen, _guided(model):
@@ -62,9 +63,10 @@ def maximised(
     *,
     steps: int = 100,
     lr: float = 0.1,
+    rms: float = 1 / 3,
     seed: int = 0,
 ) -> Tensor:
-    """For each filter, the image of norm 1 that excites it most, found by gradient ascent.
+    """For each filter, the image of a given size that excites it most, found by gradient ascent.
 
     Erhan, Bengio, Courville, Vincent: Visualizing Higher-Layer Features of a Deep Network. 2009.
 
@@ -75,27 +77,33 @@ def maximised(
         shape: of an image, channels x height x width.
         steps: of the ascent.
         lr: length of a step, relative to the image's norm.
+        rms: root mean square of an image's pixels. It should be that of the images the network was
+            trained on (a third for digits between 0 and 1): in much smaller ones biases decide, no
+            ReLU may be active, and there is nothing to ascend.
         seed: of the images that the ascent begins with.
 
     Returns:
-        Filters x channels x height x width.
+        Filters x channels x height x width; zero for a filter that no image was found to excite.
     """
     module = _layer(model, layer)
     generator = torch.Generator().manual_seed(seed)
     like = next(model.parameters())
     x = torch.randn(len(filters), *shape, generator=generator).to(like)
     index = torch.tensor(filters, device=x.device)
+    radius, gradient = rms * math.prod(shape) ** 0.5, x
     with _evaluating(model):
         for _ in range(steps):
-            x = _unit(x).requires_grad_()
+            x = (radius * _unit(x)).requires_grad_()
             with _caught(module) as seen, torch.enable_grad():
                 model(x)
                 maps = seen[0]
                 chosen = maps[torch.arange(len(filters), device=x.device), index]
                 (gradient,) = torch.autograd.grad(chosen.sum(), x)
             # A step in the direction of the gradient, whatever its length.
-            x = x.detach() + lr * _unit(gradient)
-    return _unit(x).detach().cpu()
+            x = x.detach() + lr * radius * _unit(gradient)
+    found = gradient.flatten(1).any(1).reshape(-1, 1, 1, 1)
+    image: Tensor = radius * _unit(x) * found
+    return image.cpu()
 
 
 def _unit(x: Tensor) -> Tensor:
