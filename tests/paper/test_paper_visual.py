@@ -70,12 +70,13 @@ def test_the_image_that_excites_a_linear_filter_most_is_the_filter() -> None:
 def test_images_are_as_large_as_asked_and_zero_for_a_filter_that_nothing_excites() -> None:
     net = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Conv2d(3, 2, 3))
     with torch.no_grad():
-        net[0].bias.fill_(-0.5)  # an image of norm 1 leaves every ReLU off
+        net[0].bias.fill_(-0.5)
         net[0].weight.normal_(generator=torch.Generator().manual_seed(0))
         net[2].weight[1] = 0
     images = maximised(net, "2", [0, 1], (1, 6, 6), rms=2.0)
     assert images[0].square().mean().sqrt() == pytest.approx(2.0)
     assert not images[1].any()
+    assert not maximised(net, "2", [0], (1, 6, 6), rms=0.001).any(), "every ReLU is off"
     with torch.no_grad():
         noise = maximised(net, "2", [0], (1, 6, 6), rms=2.0, steps=0)
         better = [net(one[None])[0, 0].sum() for one in (images[0], noise[0])]

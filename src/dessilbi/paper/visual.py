@@ -27,7 +27,7 @@ def guided_gradients(model: nn.Module, layer: str, image: Tensor) -> Tensor:
         image: one image, channels x height x width.
 
     Returns:
-        Filters x channels x height x width; zero for a filter that no image was found to excite.
+        Filters x channels x height x width.
     """
     module = _layer(model, layer)
     with _evaluating(model), _caught(module) as seen, _guided(model):
