@@ -113,6 +113,14 @@ def test_scheduled_lr_acts_on_w_and_v(
     assert (len(set(momenta)) > 1) == (name in VARYING_MOMENTUM)
 
 
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_what_a_scheduler_leaves_in_the_groups_is_no_mistake(name: str) -> None:
+    opt = DessiLBI(make_params().values(), momentum=0.9)
+    SCHEDULERS[name](opt)
+    again = DessiLBI(opt.param_groups)
+    assert again.param_groups[0]["momentum"] == opt.param_groups[0]["momentum"]
+
+
 def test_each_group_has_its_own_schedule() -> None:
     params = list(make_params().values())
     groups = [{"params": [params[0]], "lr": 0.1}, {"params": [params[1]], "lr": 0.2}]

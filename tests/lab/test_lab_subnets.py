@@ -40,7 +40,7 @@ from dessilbi.lab.models import make_model
 from dessilbi.lab.optimizers import COMPETITORS, make_optimizer
 from dessilbi.lab.rundir import BEST, LAST, MASK, PATH, START, RunDir, RunError
 from dessilbi.lab.snapshot import load_model
-from dessilbi.lab.subnets import Choice, Retrain, open_path, prepare
+from dessilbi.lab.subnets import Choice, Retrain, load_start, open_path, prepare
 from dessilbi.lab.train import Place, train
 from dessilbi.path import DEFAULT_ORDER, Mask, count_macs_per_weight
 
@@ -183,7 +183,7 @@ def test_the_weights_that_a_subnetwork_starts_from(
     assert (config.start.parent, config.start.weights) == (parent.path.name, name)
     by_name = source.endswith(".safetensors")
     weights = parent.read_tensors(source) if by_name else weights_of(parent, source)
-    assert_same_tensors(run.read_tensors(START), weights)
+    assert_same_tensors(load_start(run, config.start).weights, weights)
     mask = open_path(parent).mask(density=0.3)
     assert Mask.load(run.path / MASK) == mask
 
@@ -192,6 +192,45 @@ def test_the_weights_that_a_subnetwork_starts_from(
         train(config, Place(runs=tmp_path), CrashAt(1)) if word else one_shot(config, tmp_path)
     assert_same_tensors(run.read_tensors("init.safetensors"), masked(weights, mask))
     assert_same_tensors(weights_of(run), masked(weights, mask))
+
+
+@pytest.mark.parametrize(("word", "source"), [("finetune", LAST), ("rewind:1", "checkpoint-1")])
+def test_a_network_that_goes_on_keeps_its_twin(
+    parent: RunDir, tmp_path: Path, word: str, source: str
+) -> None:
+    """With V = 0 the coupling would pull all weights to zero instead of fine-tuning them."""
+    config, run = retrained(parent, tmp_path, word, epochs=1)
+    with pytest.raises(Crash):
+        train(config, Place(runs=tmp_path), CrashAt(1))
+    before, after = parent.load(source), run.load(LAST)
+    assert before is not None
+    assert after is not None
+    mask = Mask.load(run.path / MASK)
+    model = make_model(SMALL.model.name, num_classes=10, in_channels=1, input_size=8)
+    optimizer = make_optimizer(model, config.optimizer, (1, 8, 8))
+    names = [name for group in optimizer.param_groups for name in group["param_names"]]
+    wanted = {
+        key: tensor.where(mask[names[int(key.split("/")[0])]], 0) if key.endswith("/v") else tensor
+        for key, tensor in before.part("optimizer").items()
+    }
+    found = after.part("optimizer")
+    assert found.keys() == wanted.keys()
+    for key, tensor in wanted.items():
+        if key.endswith("/v"):
+            assert bool(tensor.any())
+            assert torch.equal(found[key], tensor)
+        name = names[int(key.split("/")[0])]
+        if key.endswith("/momentum_buffer") and name in mask.names:
+            assert torch.equal(found[key], tensor.where(mask[name], 0))
+    assert open_path(run).density(0) > 0
+
+
+def test_another_optimizer_begins_anew(parent: RunDir, tmp_path: Path) -> None:
+    other = replace(SMALL.optimizer, lambd=2 * SMALL.optimizer.lambd)
+    for word, optimizer in (("scratch", None), ("rewind:1", other), ("rewind:1", SGD)):
+        config, run = retrained(parent, tmp_path, word, optimizer=optimizer)
+        assert config.start is not None
+        assert load_start(run, config.start).optimizer == {}
 
 
 def one_shot(config: Config, runs: Path) -> None:

@@ -23,11 +23,11 @@ from lab_runs import (
 )
 from torch import nn
 
-from dessilbi.lab.config import Config, DataConfig, OptimizerConfig, ScheduleConfig
-from dessilbi.lab.data import load_dataset
+from dessilbi.lab.config import Config, ConfigError, DataConfig, OptimizerConfig, ScheduleConfig
+from dessilbi.lab.data import DataError, load_dataset
 from dessilbi.lab.distributed import Team, pick_device
 from dessilbi.lab.evaluate import evaluate
-from dessilbi.lab.models import make_model
+from dessilbi.lab.models import ModelError, make_model
 from dessilbi.lab.rundir import BEST, LAST, RunDir, RunError
 from dessilbi.lab.snapshot import load_model
 from dessilbi.lab.train import Place, Silent, Trainer, TrainingError, train
@@ -74,6 +74,21 @@ def test_a_line_an_epoch_with_everything_in_it(tmp_path: Path) -> None:
         assert r["densities"].keys() == {"fc1.weight", "fc2.weight", "fc3.weight"}
     assert 0 < records[0]["density"] < records[-1]["density"] < 1
     assert [r["epoch"] for r in run.records("timing.jsonl")] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        replace(SMALL, optimizer=replace(SMALL.optimizer, lr=-1.0)),
+        replace(SMALL, model=replace(SMALL.model, name="no-such-net")),
+        replace(SMALL, data=replace(SMALL.data, name="mnist")),
+    ],
+    ids=["optimizer", "model", "data"],
+)
+def test_a_run_that_cannot_begin_leaves_nothing(tmp_path: Path, wrong: Config) -> None:
+    with pytest.raises((ConfigError, ModelError, DataError)):
+        train(wrong, Place(runs=tmp_path / "runs", data_dir=tmp_path))
+    assert list((tmp_path / "runs").iterdir()) == []
 
 
 def test_other_optimizers_have_no_gamma(tmp_path: Path) -> None:

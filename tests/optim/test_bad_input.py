@@ -25,6 +25,7 @@ def conv() -> nn.Parameter:
         ({"nu": -2.5}, r"nu must be > 0, got -2.5"),
         ({"lambd": -0.1}, r"lambd must be >= 0 and finite, got -0.1"),
         ({"lambd": "1"}, r"lambd must be >= 0 and finite, got '1'"),
+        ({"lambd": torch.tensor(1.0)}, r"lambd must be a number, not a tensor, got tensor\(1.\)"),
         ({"lr": -0.1}, r"lr must be >= 0 and finite, got -0.1"),
         ({"lr": torch.tensor(-0.1)}, r"lr must be >= 0 and finite"),
         ({"lr": torch.ones(2)}, r"lr must be a number or a one-element tensor, got shape \(2,\)"),

@@ -153,9 +153,20 @@ def test_an_unwritable_cache_is_no_obstacle(rebuilt: pytest.MonkeyPatch, tmp_pat
     in_the_way = tmp_path / "file"
     in_the_way.write_text("not a folder")
     rebuilt.setenv("DESSILBI_CACHE", str(in_the_way))
-    rebuilt.setattr(_native.tempfile, "gettempdir", lambda: str(tmp_path))
-    _native.library()
-    assert list(tmp_path.glob("dessilbi-*/step-*.so"))
+    rebuilt.setattr(_native.tempfile, "tempdir", str(tmp_path))
+    made = []
+    build = _native._build
+    rebuilt.setattr(
+        _native, "_build", lambda path, command: made.append(path) or build(path, command)
+    )
+    for _ in range(2):
+        _native.library.cache_clear()
+        _native.library()
+    # In a new folder each time: one whose name can be foreseen could hold another user's library.
+    folders = {path.parent for path in made if path.parent.name.startswith("dessilbi-")}
+    assert len(folders) == 2
+    assert {folder.parent for folder in folders} == {tmp_path}
+    assert not any(folder.exists() for folder in folders)
 
 
 @needs_compiler
@@ -169,3 +180,30 @@ def test_a_damaged_kernel_is_built_again(rebuilt: pytest.MonkeyPatch, tmp_path: 
     kernel.write_bytes(kernel.read_bytes()[:100])
     subprocess.run([sys.executable, "-c", code], env=env, check=True)
     assert kernel.stat().st_size == whole
+
+
+@needs_compiler
+def test_thresholds_that_do_not_fit_the_groups_go_through_the_loop() -> None:
+    results = []
+    for fused in (False, True):
+        p = nn.Parameter(torch.ones(64, 4, 3, 3))
+        opt = DessiLBI([p], nu=1.0, fused=fused)
+        opt.param_groups[0]["lambd"] = torch.tensor(1.0)  # behind the constructor's back
+        for _ in range(30):
+            p.grad = torch.zeros_like(p)
+            opt.step()
+        results.append(p.detach())
+    assert torch.equal(*results)
+
+
+@needs_compiler
+def test_autograd_learns_of_the_step() -> None:
+    net = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 1))
+    opt = DessiLBI(net.parameters(), momentum=0.9, fused=True)
+    loss = net(torch.ones(2, 3)).sum()
+    loss.backward(retain_graph=True)
+    versions = [p._version for p in net.parameters()]
+    opt.step()
+    assert all(p._version > v for p, v in zip(net.parameters(), versions, strict=True))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()

@@ -109,6 +109,27 @@ def small() -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 2))
 
 
+def test_a_tied_weight_answers_to_each_of_its_names() -> None:
+    net = nn.Module()
+    net.encode, net.decode, net.head = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4, bias=False)
+    net.decode.weight = net.head.weight = net.encode.weight
+    for name in ("encode", "decode", "head"):
+        assert (
+            options_by_name(split_parameters(net, exclude=[name]))["encode.weight"]["penalty"]
+            is None
+        )
+        found = options_by_name(split_parameters(net, {name: {"lambd": 9.0}}))
+        assert found["encode.weight"]["lambd"] == 9.0
+
+
+def test_weights_without_a_shape_are_refused() -> None:
+    net = nn.Sequential(nn.LazyConv2d(4, 3), nn.Flatten(), nn.LazyLinear(2))
+    with pytest.raises(ValueError, match=r"'0.weight' has no shape yet: run a batch through"):
+        split_parameters(net)
+    net(torch.ones(1, 1, 5, 5))
+    assert options_by_name(split_parameters(net))["0.weight"]["penalty"] == "group_lasso"
+
+
 def test_first_pattern_wins() -> None:
     model = nn.ModuleDict({"conv1": nn.Conv2d(1, 2, 3), "conv2": nn.Conv2d(2, 2, 3)})
     found = options_by_name(

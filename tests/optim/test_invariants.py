@@ -120,3 +120,16 @@ def test_important_weights_enter_first() -> None:
             entry.setdefault(i, k)
     assert sorted(entry, key=lambda i: entry[i])[:3] == [0, 2, 3]
     assert entry.keys() == {0, 2, 3}
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_a_support_is_a_tensor_of_its_own(layout: torch.memory_format) -> None:
+    p = nn.Parameter(torch.ones(4, 3, 2, 2).to(memory_format=layout))
+    opt = DessiLBI([p], lr=1.0, nu=1.0, lambd=0.1)
+    p.grad = torch.zeros_like(p)
+    opt.step()
+    support = opt.support(p)
+    assert support.all()
+    assert support.stride() == p.stride()
+    support[0, 0, 0, 0] = False
+    assert support.sum() == p.numel() - 1

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from theory_problems import CASES, problem, settled_run, step
 
+from dessilbi import DessiLBI
 from dessilbi.theory import LyapunovMonitor, max_lr
 
 
@@ -68,3 +70,17 @@ def test_any_schedule_below_the_bound_descends() -> None:
     check = monitor.history.check(lip)
     assert len(set(monitor.history.alpha.round(12))) == 3
     assert check.increases == check.short_descents == check.large_subgradients == 0
+    assert check.average_above == 0
+
+
+def test_warming_up_is_a_schedule_too() -> None:
+    """F is alpha times the loss, and so grows with alpha between two steps."""
+    W = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+    opt = DessiLBI([{"params": [W], "penalty": "lasso"}], nu=2.0)
+    with LyapunovMonitor(opt, lambda: (W - 1).square().sum() / 2) as monitor:
+        for k in range(23):
+            opt.param_groups[0]["lr"] = (0.001, 0.01, 0.1)[k] if k < 3 else 0.5
+            opt.zero_grad()
+            ((W - 1).square().sum() / 2).backward()
+            opt.step()
+    assert monitor.history.check(lip=1.0).holds, str(monitor.history.check(lip=1.0))

@@ -92,6 +92,36 @@ def test_other_constants_begin_another_series() -> None:
     assert found.check(lip=4.0).increases == 0
 
 
+def test_weights_that_are_loaded_begin_another_series() -> None:
+    made = problem()
+    opt = made.optimizer("lasso", lr=0.1, nu=2.0, lambd=0.05)
+    weights = {name: value.clone() for name, value in made.net.state_dict().items()}
+    start = opt.state_dict()
+    with LyapunovMonitor(opt, made.loss) as monitor:
+        for k in range(20):
+            if k == 10:
+                made.net.load_state_dict(weights)
+                opt.load_state_dict(start)
+            step(opt, made)
+    found = monitor.history
+    # What the first ten steps did, the next ten do again.
+    np.testing.assert_allclose(found.F[10:], found.F[:10], rtol=1e-12)
+    np.testing.assert_allclose(found.moved[10:], found.moved[:10], rtol=1e-9)
+    assert found.check(lip=3.5).holds
+
+
+def test_decoupled_decay_and_a_falling_rate() -> None:
+    # The decay that the theorem sees is weight_decay / lr: another loss from then on.
+    made = problem()
+    params = made.net.parameters()
+    opt = DessiLBI(params, nu=2.0, lambd=0.05, weight_decay=0.01, decoupled_weight_decay=True)
+    with LyapunovMonitor(opt, made.loss) as monitor:
+        for k in range(20):
+            opt.param_groups[0]["lr"] = 0.1 if k < 10 else 0.02
+            step(opt, made)
+    assert monitor.history.check(lip=4.0).increases == 0
+
+
 def test_momentum_is_outside_the_theorem_and_said_to_be() -> None:
     made = problem()
     found = watched(made, made.optimizer("lasso", lr=0.01, nu=2.0, momentum=0.9))

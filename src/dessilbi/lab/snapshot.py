@@ -10,8 +10,13 @@ import torch
 from dessilbi.lab.rundir import Checkpoint
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor, nn
     from torch.optim import Optimizer
+
+OPTIMIZER = "optimizer/"
+"""Where a file of tensors keeps the optimizer's."""
 
 
 @dataclass
@@ -69,7 +74,7 @@ def take(model: nn.Module, optimizer: Optimizer, position: Position) -> Checkpoi
     for index, entries in optimizer.state_dict()["state"].items():
         for key, value in entries.items():
             if isinstance(value, torch.Tensor):
-                tensors[f"optimizer/{index}/{key}"] = value.detach().cpu().contiguous()
+                tensors[f"{OPTIMIZER}{index}/{key}"] = value.detach().cpu().contiguous()
             else:
                 values.setdefault(str(index), {})[key] = value
     tensors["random/cpu"] = torch.get_rng_state()
@@ -78,16 +83,31 @@ def take(model: nn.Module, optimizer: Optimizer, position: Position) -> Checkpoi
     return Checkpoint(tensors, {**asdict(position), "optimizer": values})
 
 
-def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: Optimizer) -> Position:
-    """Put a checkpoint back; the optimizer's options come from the configuration."""
-    load_model(model, checkpoint.part("model"))
+def load_optimizer(
+    optimizer: Optimizer,
+    tensors: Mapping[str, Tensor],
+    values: Mapping[str, Mapping[str, Any]] | None = None,
+) -> None:
+    """Put back the state that :func:`take` took of an optimizer: ``3/v`` is V of its parameter 3.
+
+    Args:
+        optimizer: its options stay as they are.
+        tensors: by parameter and name.
+        values: by parameter, what is no tensor.
+    """
     entries: dict[int, dict[str, Any]] = {
-        int(index): dict(values) for index, values in checkpoint.state["optimizer"].items()
+        int(index): dict(given) for index, given in (values or {}).items()
     }
-    for name, tensor in checkpoint.part("optimizer").items():
+    for name, tensor in tensors.items():
         index, key = name.split("/", 1)
         entries.setdefault(int(index), {})[key] = tensor
     optimizer.load_state_dict(optimizer.state_dict() | {"state": entries})
+
+
+def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: Optimizer) -> Position:
+    """Put a checkpoint back; the optimizer's options come from the configuration."""
+    load_model(model, checkpoint.part("model"))
+    load_optimizer(optimizer, checkpoint.part("optimizer"), checkpoint.state["optimizer"])
     random = checkpoint.part("random")
     torch.set_rng_state(random["cpu"])
     if "cuda" in random and torch.cuda.is_available():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 
@@ -22,13 +22,16 @@ from dessilbi.lab.config import (
 from dessilbi.lab.data.load import CARDS
 from dessilbi.lab.rundir import LAST, MASK, PATH, START, RunDir, RunError
 from dessilbi.lab.schedule import lr_factor
+from dessilbi.lab.snapshot import OPTIMIZER, load_optimizer
 from dessilbi.lab.trained import network_without_data
 from dessilbi.path import FormatError, Mask, SolutionPath, count_macs_per_weight
+from dessilbi.subnet.project import masked_weights, zero_outside
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from torch import Tensor
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
 
     from dessilbi.lab.config import OptimizerConfig
 
@@ -101,19 +104,43 @@ def settled_epoch(path: SolutionPath, stop: StopConfig) -> int | None:
     return path.stable_epoch(stop.window, stop.tolerance, stop.distance)
 
 
-def load_start(run: RunDir, start: StartConfig) -> tuple[dict[str, Tensor], Mask]:
-    """Weights and mask that a subnetwork's run begins with, as :func:`prepare` left them."""
-    weights = run.read_tensors(START)
+class Start(NamedTuple):
+    """What a subnetwork's run begins with, as :func:`prepare` left it."""
+
+    weights: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
+    """State of the optimizer, V above all; empty if it begins anew."""
+    mask: Mask
+
+
+def load_start(run: RunDir, start: StartConfig) -> Start:
+    """Read the start of a subnetwork's run, and see that it is the one it was made with."""
+    tensors = run.read_tensors(START)
     try:
         mask = Mask.load(run.path / MASK)
     except (OSError, FormatError) as error:
         raise RunError(f"{error}; remove {run.path} and run `dessilbi subnet` again") from error
-    if _digest(weights, mask) != start.digest:
+    if _digest(tensors, mask) != start.digest:
         raise RunError(
             f"{MASK} or {START} in {run.path} is not the one that the run was made with; "
             "remove the folder and run `dessilbi subnet` again"
         )
-    return weights, mask
+    weights = {name: t for name, t in tensors.items() if not name.startswith(OPTIMIZER)}
+    state = {n.removeprefix(OPTIMIZER): t for n, t in tensors.items() if n.startswith(OPTIMIZER)}
+    return Start(weights, state, mask)
+
+
+def take_up(optimizer: Optimizer, state: dict[str, Tensor], model: nn.Module, mask: Mask) -> None:
+    """Let an optimizer go on with the state of a :class:`Start`, zero where the weights are."""
+    load_optimizer(optimizer, state)
+    zero_outside(
+        [
+            (tensor, keep)
+            for p, keep in masked_weights(model, mask)
+            for tensor in optimizer.state[p].values()
+            if isinstance(tensor, torch.Tensor) and tensor.shape == p.shape
+        ]
+    )
 
 
 def prepare(
@@ -136,11 +163,13 @@ def prepare(
         epochs: training epochs; by default as long as the parent (scratch), what the parent had
             left (rewind), or a quarter (finetune).
         seed: order of the images; the parent's by default.
-        optimizer: trains the subnetwork; the parent's by default.
+        optimizer: trains the subnetwork; the parent's by default, which goes on with V and momentum
+            as they were where the network is rewound or fine-tuned.
     """
     before = parent.config()
     mask, words = choice.mask(open_path(parent), before.stop)
-    weights, name = _weights(parent, retrain)
+    own = optimizer in (None, before.optimizer)
+    weights, name = _tensors(parent, retrain, with_twin=own and before.optimizer.name == "dessilbi")
     config = replace(
         before,
         name=f"{before.name}-{retrain.how}",
@@ -168,22 +197,29 @@ def prepare(
 
 
 def started(
-    config: Config, start: StartConfig, weights: dict[str, Tensor], mask: Mask, runs: Path
+    config: Config, start: StartConfig, tensors: dict[str, Tensor], mask: Mask, runs: Path
 ) -> Config:
     """The configuration of a run that begins with given weights under a mask, which it holds.
 
-    Both are left in its run directory, where training finds them.
+    Both are left in its run directory, where training finds them. Tensors whose names begin with
+    ``optimizer/`` are state of the optimizer, as a checkpoint has it.
     """
-    config = replace(config, start=replace(start, digest=_digest(weights, mask)))
+    config = replace(config, start=replace(start, digest=_digest(tensors, mask)))
     run = RunDir.of(config, runs)
     if not (run.path / MASK).exists():
         mask.save(run.path / MASK)
     if not (run.path / START).exists():
-        run.write_tensors(START, weights)
+        run.write_tensors(START, tensors)
     return config
 
 
-def _weights(parent: RunDir, retrain: Retrain) -> tuple[dict[str, Tensor], str]:
+def _tensors(parent: RunDir, retrain: Retrain, *, with_twin: bool) -> tuple[dict[str, Tensor], str]:
+    """The weights to begin with, and their name.
+
+    A network that goes on from where it was takes V and momentum along: with V = 0 the coupling
+    would pull its weights to zero until Gamma has grown anew, which at a late learning rate it does
+    not.
+    """
     if retrain.how in ("scratch", "scratch-b"):
         return parent.read_tensors("init.safetensors"), "init"
     name, words = LAST, "last"
@@ -195,7 +231,11 @@ def _weights(parent: RunDir, retrain: Retrain) -> tuple[dict[str, Tensor], str]:
         if retrain.how == "rewind":
             way_out = f"train it with --keep {retrain.epoch} to rewind there"
         raise RunError(f"{parent.path} has no {name}; {way_out}")
-    return checkpoint.part("model"), words
+    tensors = checkpoint.part("model")
+    if with_twin and retrain.how in ("rewind", "finetune"):
+        state = checkpoint.part("optimizer")
+        tensors |= {f"{OPTIMIZER}{name}": tensor for name, tensor in state.items()}
+    return tensors, words
 
 
 def _epochs(before: Config, retrain: Retrain, mask: Mask, given: int | None) -> int:
@@ -251,9 +291,9 @@ def _stretched(schedule: ScheduleConfig, factor: float) -> ScheduleConfig:
     )
 
 
-def _digest(weights: dict[str, Tensor], mask: Mask) -> str:
+def _digest(tensors: dict[str, Tensor], mask: Mask) -> str:
     found = hashlib.sha256()
-    for part in (weights, dict(mask.tensors)):
+    for part in (tensors, dict(mask.tensors)):
         for name in sorted(part):
             found.update(name.encode())
             found.update(part[name].flatten().view(torch.uint8).numpy().data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -33,7 +34,7 @@ from dessilbi.lab.shared_batchnorm import share_batchnorm
 from dessilbi.lab.snapshot import Position, load_model, model_tensors, restore, take
 from dessilbi.lab.step_check import StepCheck
 from dessilbi.lab.stop_request import StopRequest
-from dessilbi.lab.subnets import load_start
+from dessilbi.lab.subnets import load_start, take_up
 from dessilbi.lab.trained import fresh_network, judged_split, load_data
 from dessilbi.optim import DessiLBI
 from dessilbi.path import Mask, PathRecorder, SolutionPath, StabilityRule
@@ -101,13 +102,20 @@ def train(
     with ExitStack() as stack:
         crew = stack.enter_context(team(device))
         run = RunDir(place.runs / config.run_name)
+        new = crew.leads and not run.path.exists()
         if crew.leads:
             run = RunDir.of(config, place.runs)
             stack.enter_context(run.lock())
         crew.wait()
         if not _finished(run, config):
             make = trainer or Trainer
-            make(config, place, run, device, crew, display or Silent()).run_to_the_end()
+            try:
+                made = make(config, place, run, device, crew, display or Silent())
+            except Exception:
+                if new:  # refused before it began: there is nothing to keep
+                    shutil.rmtree(run.path)
+                raise
+            made.run_to_the_end()
         crew.wait()
     return run
 
@@ -191,9 +199,11 @@ class Trainer:
     def _begin(self) -> None:
         held, mask = None, Mask({})
         if self.config.start is not None:
-            weights, mask = load_start(self.run, self.config.start)
+            weights, state, mask = load_start(self.run, self.config.start)
             load_model(self.model, weights)
             held = HeldMask(self.model, mask, self.optimizer)
+            if state:
+                take_up(self.optimizer, state, self.model, mask)
         last = self.run.load(LAST)
         if last is not None:
             try:

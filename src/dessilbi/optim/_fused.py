@@ -72,6 +72,7 @@ def native(items: Sequence[Item], o: Options) -> None:
     """One call of the C++ kernel for each dtype among the tensors."""
     tables: dict[torch.dtype, list[tuple[float, ...]]] = {torch.float32: [], torch.float64: []}
     made: list[Tensor] = []  # tensors made here must outlive the call
+    written: list[Tensor] = []
     others = []
     for item in items:
         row = _row(item, made)
@@ -79,9 +80,12 @@ def native(items: Sequence[Item], o: Options) -> None:
             others.append(item)
         else:
             tables[item.W.dtype].append(row)
+            V = None if item.twin is None else item.twin[0]
+            written += [t for t in (item.W, V, item.buffer) if t is not None]
     for dtype, rows in tables.items():
         if rows:
             _call(dtype, rows, o)
+    changed_in_place(written)
     single_tensor(others, o)
 
 
@@ -104,6 +108,8 @@ def _row(item: Item, made: list[Tensor]) -> tuple[float, ...] | None:
             made.append(penalty.joint.to(dtype).contiguous())
             norms = made[-1].data_ptr()
         if isinstance(penalty.lambd, torch.Tensor):
+            if penalty.lambd.numel() != (1 if dim is None else W.shape[dim]):
+                return None
             made.append(penalty.lambd.to(dtype).contiguous())
             lambds = made[-1].data_ptr()
         else:
@@ -121,6 +127,11 @@ def _row(item: Item, made: list[Tensor]) -> tuple[float, ...] | None:
     buf = 0 if buffer is None else buffer.data_ptr()
     where = 0 if moves is None else moves.data_ptr()
     return (W.data_ptr(), grad.data_ptr(), v, buf, lambds, where, norms, *layout, kind, lambd)
+
+
+def changed_in_place(tensors: Sequence[Tensor]) -> None:
+    """Tell autograd, which else takes what it saved of them for unchanged."""
+    torch.autograd.graph.increment_version([t for t in tensors if not t.is_inference()])
 
 
 @functools.lru_cache(maxsize=4096)

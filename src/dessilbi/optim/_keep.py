@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ._fused import layout_in_memory
+from ._fused import changed_in_place, layout_in_memory
 from ._native import library
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ def keep(
         run = lib.dessilbi_keep_f32 if x.dtype is torch.float32 else lib.dessilbi_keep_f64
         told = None if inside is None else inside.data_ptr()
         run(x.data_ptr(), levels.data_ptr(), level, out.data_ptr(), told, x.numel())
+        changed_in_place([out] if inside is None else [out, inside])
         return
     chosen = levels <= level
     if inside is not None:

@@ -7,6 +7,7 @@ a slower step (``docs/speed.md``).
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -37,15 +38,18 @@ def library() -> ctypes.CDLL:
     # A home directory may be shared by machines with different processors and compilers.
     key = "\n".join([SOURCE.read_text(), *command, _output([*compiler, "--version"]), _processor()])
     name = f"step-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
-    for folder in (cache_dir("kernels"), Path(tempfile.gettempdir()) / f"dessilbi-{_user()}"):
-        try:
-            return _load(folder / name, command)
-        except OSError:
-            continue
-    raise KernelBuildError(
-        f"cannot write the fused kernel to {cache_dir('kernels')} or to the temporary folder; "
-        "set DESSILBI_CACHE to a writable folder, or leave fused=None"
-    )
+    with contextlib.suppress(OSError):
+        return _load(cache_dir("kernels") / name, command)
+    # Built for this process alone: in a folder that all users share, whoever knows its name could
+    # have put a library of his own there.
+    try:
+        with tempfile.TemporaryDirectory(prefix="dessilbi-", ignore_cleanup_errors=True) as folder:
+            return _load(Path(folder) / name, command)
+    except OSError as error:
+        raise KernelBuildError(
+            f"cannot write the fused kernel to {cache_dir('kernels')} or to the temporary folder; "
+            "set DESSILBI_CACHE to a writable folder, or leave fused=None"
+        ) from error
 
 
 def _load(path: Path, command: list[str]) -> ctypes.CDLL:
@@ -108,7 +112,3 @@ def _processor() -> str:
     return "\n".join(
         sorted({s for s in lines if s.startswith(("model name", "flags", "Features"))})
     )
-
-
-def _user() -> str:
-    return str(os.getuid()) if hasattr(os, "getuid") else os.environ.get("USERNAME", "user")

@@ -55,7 +55,11 @@ def check_options(options: Mapping[str, Any], where: str = "") -> None:
     if not options["kappa"] < math.inf:
         refuse("finite", "kappa")
     for name in ("lr", "lambd", "momentum", "weight_decay"):
-        value = options[name].item() if isinstance(options[name], torch.Tensor) else options[name]
+        value = options[name]
+        if isinstance(value, torch.Tensor):
+            if name != "lr":
+                refuse("a number, not a tensor", name)
+            value = value.item()
         if not _number(value) or not 0 <= value < math.inf:
             refuse(">= 0 and finite", name)
     if options["nesterov"] and options["momentum"] == 0:
@@ -94,7 +98,9 @@ def check_group(group: Mapping[str, Any], index: int) -> None:
     """Raise ValueError for a parameter group that cannot be optimized as it is."""
     where = f" (parameter group {index})"
     for key in group:
-        if key not in DEFAULTS and key not in ("params", "param_names"):
+        # Schedulers leave keys of their own in the groups: initial_lr, max_momentum.
+        theirs = any(key.endswith(f"_{option}") for option in DEFAULTS)
+        if key not in DEFAULTS and key not in ("params", "param_names") and not theirs:
             close = difflib.get_close_matches(key, DEFAULTS, n=1, cutoff=0.8)
             if close:
                 raise ValueError(f"unknown option {key!r}{where}; did you mean {close[0]!r}?")

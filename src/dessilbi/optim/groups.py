@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch.nn.parameter import is_lazy
 
 from ._options import DEFAULTS
 from ._ties import tied_filters
@@ -37,7 +38,8 @@ def split_parameters(
     and parameters of unknown modules are trained without a twin.
 
     A pattern is a parameter's name, a module's name (all parameters below it) or a glob over either
-    (``"layer?.*"``). The first pattern that matches a parameter decides.
+    (``"layer?.*"``). The first pattern that matches a parameter decides; a tied weight is matched
+    by any of its names.
 
     Args:
         model: any module; every parameter lands in exactly one group.
@@ -85,19 +87,24 @@ def split_parameters(
     for rule in rules:
         rule.check()
 
-    named = list(model.named_parameters())
+    named, aliases = list(model.named_parameters()), _names(model)
     if not named:
         raise ValueError(f"{type(model).__name__} has no parameters to optimize")
     owners = _owners(model)
     chosen: dict[str, _Choice] = {}
     for name, p in named:
+        if is_lazy(p):
+            raise ValueError(
+                f"parameter {name!r} has no shape yet: run a batch through the model before "
+                "split_parameters"
+            )
         own = _default_options(p, owners[id(p)])
         filters = _are_filters(own)
-        first = next((r for r in rules if r.matches(name)), None)
+        first = next((r for r in rules if any(map(r.matches, aliases[id(p)]))), None)
         if first is not None:
             first.used = True
             given = dict(first.options)
-            if p.ndim < 2 and not first.names_exactly(name):
+            if p.ndim < 2 and not any(map(first.names_exactly, aliases[id(p)])):
                 given.pop("penalty", None)
             if given.get("penalty") == "auto":
                 given.pop("penalty")
@@ -109,7 +116,7 @@ def split_parameters(
             own.pop("coupled", None)
         chosen[name] = _Choice(own, _label(own["penalty"], first), filters)
     for rule in rules:
-        rule.check_used([name for name, _ in named], rules)
+        rule.check_used([name for tied in aliases.values() for name in tied], rules)
 
     if coupled:
         for names in tied_filters(model, example_input):
@@ -196,6 +203,14 @@ class _Rule:
         known = {".".join(n.split(".")[:i]) for n in names for i in range(1, n.count(".") + 2)}
         hint = _suggestion(self.pattern, known)
         raise ValueError(f"pattern {self.pattern!r} matched no parameter{hint}")
+
+
+def _names(model: nn.Module) -> dict[int, list[str]]:
+    """The names of each parameter, by id: more than one where weights are tied."""
+    names: dict[int, list[str]] = {}
+    for name, p in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(p), []).append(name)
+    return names
 
 
 def _owners(model: nn.Module) -> dict[int, list[nn.Module]]:

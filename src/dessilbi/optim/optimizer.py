@@ -193,6 +193,13 @@ class DessiLBI(Optimizer):
     @torch.no_grad()
     def support(self, p: Tensor) -> Tensor:
         """Boolean mask, shaped as p: where Gamma is not zero. Groups are in or out as a whole."""
+        support = self._support(p)
+        if _dtensor.is_dtensor(p):
+            return support.clone()
+        return torch.empty_like(p, dtype=torch.bool, requires_grad=False).copy_(support)
+
+    def _support(self, p: Tensor) -> Tensor:
+        """The same to look at only: the weights of a filter share one element."""
         return self.penalty(p).support(self._v(p))
 
     @torch.no_grad()
@@ -200,7 +207,7 @@ class DessiLBI(Optimizer):
         """Fraction of weights in the support of Gamma: of p, or of all weights with a twin."""
         chosen = [p] if p is not None else [q for _, q in self.twins()]
         total = sum(q.numel() for q in chosen)
-        kept = sum(_dtensor.count(self.support(q)) for q in chosen)
+        kept = sum(_dtensor.count(self._support(q)) for q in chosen)
         return kept / total if total else 0.0
 
     # ------------------------------------------------------------------ the step

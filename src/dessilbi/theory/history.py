@@ -87,11 +87,17 @@ class LyapunovHistory:
         return mean
 
     def average_bound(self, lip: float) -> Array:
-        """``F(Q_0) / (rho K)``: what the mean over K steps stays below, if L >= 0 and rho > 0."""
+        """``F(Q_0) / (rho K)``: what the mean over K steps stays below, if L >= 0 and rho > 0.
+
+        What F rises by from one recorded step to the next, since alpha grew or the weights were
+        loaded anew, can fall once more and is added to F(Q_0).
+        """
         rho = self.rho(lip)
+        rises = np.maximum(self.F_before[1:] - self.F[:-1], 0)
+        above = self.F_before[0] + np.cumsum(np.concatenate([[0.0], rises]))
         with np.errstate(divide="ignore"):
             smallest = np.minimum.accumulate(np.where(rho > 0, rho, 0.0))
-            bound: Array = self.F_before[0] / (smallest * np.arange(1, len(self) + 1))
+            bound: Array = above / (smallest * np.arange(1, len(self) + 1))
         return bound
 
     def check(self, lip: float) -> LyapunovCheck:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,15 +19,17 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    _Held = tuple[Tensor, dict[str, Any]]
+
 _COLUMNS = tuple(f.name for f in fields(LyapunovHistory) if f.name not in ("precision", "outside"))
-_CONSTANTS = ("kappa", "nu", "lambd", "weight_decay")
 
 
 class _Iterate(NamedTuple):
-    """(W, Gamma, g) as flat float64 vectors, and the losses there."""
+    """(W, V, Gamma, g) as flat float64 vectors, and the losses there."""
 
     W: Tensor
     """All weights; those with a twin come first, so that ``W[:len(Gamma)]`` is its partner."""
+    V: Tensor
     Gamma: Tensor
     g: Tensor
     omega: float
@@ -62,7 +64,9 @@ class LyapunovMonitor:
     Args:
         opt: the optimizer to watch; one lr, and one kappa for all groups with a twin.
         closure: computes the loss L(W) and returns it, without backward and without weight decay,
-            which is added here. Must be the same function each time: no dropout, fixed data.
+            which is added here. Must be the same function each time: no dropout, fixed data. It is
+            called once more than training does: put a network with BatchNorm in ``eval`` mode
+            inside, or its running statistics move along.
         every: watch each step (1), each n-th, or none that is not asked for (0).
 
     Example:
@@ -133,8 +137,13 @@ class LyapunovMonitor:
             self._before = self._after = None
             return
         # With other constants F is another function, and a new series begins.
-        constants = [tuple(g[name] for name in _CONSTANTS) for g in self._opt.param_groups]
-        if self._after is not None and constants == self._constants:
+        groups = self._opt.param_groups
+        constants = [(g["kappa"], g["nu"], g["lambd"], l2_of(g)) for g in groups]
+        if (
+            self._after is not None
+            and constants == self._constants
+            and self._is_at(self._after)  # and not loaded or changed since
+        ):
             self._before = self._after
             return
         # The first of a series: Q_k with g_{k-1} = g_k, as at the start of a run.
@@ -184,11 +193,27 @@ class LyapunovMonitor:
             self._rows[name].append(value)
         self._after, self._g_earlier, self._bregman = new, old.g, bregman
 
-    def _iterate(self) -> _Iterate:
-        """The present point, with one evaluation of the loss and its gradient."""
+    def _held(self) -> tuple[list[_Held], list[_Held]]:
+        """Parameters with their groups: those with a twin, and the others."""
         twins = {id(p) for _, p in self._opt.twins()}
         held = [(p, g) for g in self._opt.param_groups for p in g["params"] if p.requires_grad]
-        held.sort(key=lambda entry: id(entry[0]) not in twins)
+        return [h for h in held if id(h[0]) in twins], [h for h in held if id(h[0]) not in twins]
+
+    def _place(self, twins: list[_Held], others: list[_Held]) -> tuple[Tensor, Tensor]:
+        """W and V, flat."""
+        state = self._opt.state
+        W = [p.detach() for p, _ in (*twins, *others)]
+        V = [state.get(p, {}).get("v", torch.zeros_like(p.detach())) for p, _ in twins]
+        return _flat(W), _flat(V)
+
+    def _is_at(self, point: _Iterate) -> bool:
+        W, V = self._place(*self._held())
+        return torch.equal(W, point.W) and torch.equal(V, point.V)
+
+    def _iterate(self) -> _Iterate:
+        """The present point, with one evaluation of the loss and its gradient."""
+        twins, others = self._held()
+        held = twins + others
         with torch.enable_grad():
             loss = self._closure()
         if not isinstance(loss, torch.Tensor) or not loss.requires_grad:
@@ -199,22 +224,19 @@ class LyapunovMonitor:
         gradients = torch.autograd.grad(
             loss, [p for p, _ in held], allow_unused=True, materialize_grads=True
         )
-        W = _flat([p.detach() for p, _ in held])
+        W, duals = self._place(twins, others)
         decay = _flat([torch.full_like(p, l2_of(g)) for p, g in held])
         Gammas, gs, pulls, omega = [], [], [], 0.0
-        for p, group in held:
-            if id(p) not in twins:
-                break
-            penalty, state = self._opt.penalty(p), self._opt.state.get(p, {})
-            w = p.detach().double()
-            V = state["v"].double() if "v" in state else torch.zeros_like(w)
+        parts = duals.split([p.numel() for p, _ in twins])
+        for (p, group), part in zip(twins, parts, strict=True):
+            penalty, V = self._opt.penalty(p), part.view(p.shape)
             # Gamma = kappa prox(V), and so g = V - prox(V): the projection on the dual ball.
             small = penalty.prox(V)
             Gamma = group["kappa"] * small
             omega += float(penalty.value(Gamma))
             Gammas.append(Gamma)
             gs.append(V - small)
-            pulls.append((w - Gamma) / group["nu"])
+            pulls.append((p.detach().double() - Gamma) / group["nu"])
         Gamma, pull = _flat(Gammas), _flat(pulls)
         value = float(loss.detach()) + float((decay * W) @ W) / 2
         grad = _flat(list(gradients)) + decay * W
@@ -222,6 +244,7 @@ class LyapunovMonitor:
         grad_w[: len(pull)] += pull
         return _Iterate(
             W=W,
+            V=duals,
             Gamma=Gamma,
             g=_flat(gs),
             omega=omega,
