@@ -138,7 +138,9 @@ class LyapunovMonitor:
             return
         # With other constants F is another function, and a new series begins.
         groups = self._opt.param_groups
-        constants = [(g["kappa"], g["nu"], g["lambd"], l2_of(g)) for g in groups]
+        constants: list[tuple[object, ...]] = [
+            (g["kappa"], g["nu"], g["lambd"], l2_of(g)) for g in groups
+        ]
         if (
             self._after is not None
             and constants == self._constants
@@ -227,7 +229,7 @@ class LyapunovMonitor:
         W, duals = self._place(twins, others)
         decay = _flat([torch.full_like(p, l2_of(g)) for p, g in held])
         Gammas, gs, pulls, omega = [], [], [], 0.0
-        parts = duals.split([p.numel() for p, _ in twins])
+        parts = torch.split(duals, [p.numel() for p, _ in twins])
         for (p, group), part in zip(twins, parts, strict=True):
             penalty, V = self._opt.penalty(p), part.view(p.shape)
             # Gamma = kappa prox(V), and so g = V - prox(V): the projection on the dual ball.
