@@ -229,6 +229,27 @@ class Opaque(nn.Module):
         return self.head(self.after(self.part(self.stem(x))).mean((2, 3)))
 
 
+class Tied(nn.Module):
+    """An embedding that is the decoder's weight; defined last, called first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.decode = nn.Linear(6, 20, bias=False)
+        self.embed = nn.Embedding(20, 6)
+        self.embed.weight = self.decode.weight
+        self.up, self.down = nn.Linear(6, 12), nn.Linear(12, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.decode(self.down(F.relu(self.up(self.embed(x)))))
+
+
+def tied_mask() -> Mask:
+    """Half of the hidden neurons of :class:`Tied`."""
+    keep = torch.ones(12, 6).bool()
+    keep[::2] = False
+    return Mask({"up.weight": keep})
+
+
 IMAGE = (3, 8, 8)
 NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "residual": (Residual, IMAGE),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from compaction_nets import filter_mask, lab_net, randomize
+from compaction_nets import Tied, filter_mask, lab_net, randomize, tied_mask
 from torch import nn
 
 from dessilbi import DessiLBI, Mask, split_parameters
@@ -102,6 +102,22 @@ def test_adam_and_a_bias_that_holds_constants() -> None:
     assert small.model.get_parameter("2.bias") not in moved.state
     small.model(torch.randn(8, 4).double()).sum().backward()
     moved.step()
+
+
+def test_tied_weights_are_one_parameter_by_any_name() -> None:
+    net, x = Tied(), torch.arange(20)[None]
+    optimizer = torch.optim.SGD(net.named_parameters(), lr=0.1, momentum=0.9)
+    net(x).sum().backward()
+    optimizer.step()
+    small = compact(net, tied_mask(), x, latency=False)
+    first = [next(iter(dict(m.named_parameters()))) for m in (net, small.model)]
+    assert first == ["decode.weight", "embed.weight"]  # the networks name it differently
+    moved = small.optimizer(net, optimizer)
+    (group,) = moved.param_groups
+    assert {id(p) for p in group["params"]} == {id(p) for p in small.model.parameters()}
+    old, new = net.decode.weight, small.model.get_parameter("embed.weight")
+    kept = moved.state[new]["momentum_buffer"]
+    assert torch.equal(kept, optimizer.state[old]["momentum_buffer"])
 
 
 def test_a_foreign_optimizer_and_odd_state_are_refused() -> None:

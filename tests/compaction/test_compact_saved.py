@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from compaction_nets import NETS, filter_mask, lab_net, outputs, randomize
+from compaction_nets import NETS, Tied, filter_mask, lab_net, outputs, randomize, tied_mask
 from torch import nn
 
 from dessilbi import Mask
@@ -73,6 +73,19 @@ def test_branches_that_vanished_stay_away(tmp_path: Path) -> None:
     frozen = [name for name, p in again.named_parameters() if not p.requires_grad]
     assert frozen == ["fc.bias"]
     assert again.get_parameter("conv1.weight").is_contiguous(memory_format=torch.channels_last)
+
+
+def test_tied_weights_come_back_tied(tmp_path: Path) -> None:
+    small = compact(Tied().double(), tied_mask(), torch.zeros(2, 4).long(), latency=False)
+    small.save(tmp_path, "compaction_nets:Tied")
+    again = load_compact(tmp_path)
+    assert again.get_parameter("decode.weight") is again.get_parameter("embed.weight")
+    assert again.get_parameter("decode.weight").dtype == torch.float64  # the file's
+    sizes = [sum(p.numel() for p in m.parameters()) for m in (small.model, again)]
+    assert sizes[0] == sizes[1]
+    x = torch.arange(20)[None]
+    with torch.no_grad():
+        assert torch.equal(small.model(x), again(x))
 
 
 def test_what_was_trained_since_is_saved(small: Compact, tmp_path: Path) -> None:

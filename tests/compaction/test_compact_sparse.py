@@ -43,7 +43,7 @@ def test_the_batch_decides_the_way() -> None:
     assert [layer.way(n) for n in (1, 8, 16, 128, 10_000)] == ["scipy", "scipy", *["dense"] * 3]
     assert "ways={1: 'scipy', 128: 'dense'}" in repr(layer)
     only = SparseLinear(sparse_layer(), {1: "csr"})
-    assert only.weight is None  # no dense copy where none is needed
+    assert only.weight.numel() == 0  # no dense copy where none is needed
     assert set(only.state_dict()) == {"bias", "crow", "columns", "values"}
 
 
@@ -57,6 +57,24 @@ def test_copies_and_loaded_state_multiply_with_their_own_weights() -> None:
     with torch.no_grad():
         assert torch.allclose(made(x), layer(x), atol=1e-6)
         assert torch.allclose(other(x) - other.bias, 2 * (layer(x) - layer.bias), atol=1e-5)
+
+
+def test_a_transformer_layer_calls_it() -> None:
+    """Its fused path would read the dense weight, which is not there."""
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    x, padding = torch.randn(2, 3, 8), torch.tensor([[False] * 3, [False, True, True]])
+    plain, fused = (
+        nn.TransformerEncoder(layer, 2, enable_nested_tensor=on) for on in (False, True)
+    )
+    for one in fused.layers:
+        one.linear1 = SparseLinear(one.linear1, {1: "csr"})
+    made = deepcopy(fused)
+    with torch.no_grad():
+        wanted, wanted_padded = plain(x), plain(x, src_key_padding_mask=padding)
+        assert torch.allclose(made(x), wanted, atol=1e-6)
+        found = made(x, src_key_padding_mask=padding)
+        assert torch.allclose(found[~padding], wanted_padded[~padding], atol=1e-6)
+        assert made.double()(x.double()).dtype == torch.float64
 
 
 def test_it_is_for_inference() -> None:

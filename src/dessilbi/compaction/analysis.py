@@ -85,7 +85,9 @@ class Analysis:
         found = None
         if module is not None and str(node.target) in self._busy:
             return self._whole(node, flows, self._busy[str(node.target)])
-        if node in self.traced.seen:
+        # A class derived from a layer may do anything with its weights.
+        foreign = module is not None and not type(module).__module__.startswith("torch.nn.")
+        if node in self.traced.seen and not foreign:
             found = (
                 self._weighted(node, module)
                 or self._per_channel(node, module)

@@ -38,10 +38,11 @@ class ScatterAdd(nn.Module):
 
     def forward(self, stream: Tensor, branch: Tensor) -> Tensor:
         """The sum."""
+        branch = branch.to(stream.dtype)  # another one under autocast, which sums by index refuse
         if self.shift is None:
             return stream.index_add(self.dim, self.index, branch)
         # Into the tensor just made: another one of this size can cost more than the sum itself.
-        return (stream + self.shift).index_add_(self.dim, self.index, branch)
+        return (stream + self.shift.to(stream.dtype)).index_add_(self.dim, self.index, branch)
 
 
 def fingerprint(module: fx.GraphModule) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,6 +28,7 @@ class Difference:
     inputs: str
     """random or given"""
     dtype: str
+    """Of the coarsest output; float64 if none is a floating-point tensor, as all must be equal."""
     absolute: float
     relative: float
     """To the largest output of the masked model."""
@@ -41,10 +42,23 @@ def difference(
     masked: Callable[..., Any],
     batches: Iterable[tuple[Any, ...]],
     kind: str,
+    *,
+    choices: bool = True,
 ) -> Difference:
-    """The largest difference over batches; networks are to be in evaluation mode."""
+    """The largest difference over batches; networks are to be in evaluation mode.
+
+    Args:
+        small: the one.
+        masked: the other, which is right.
+        batches: arguments to call them with.
+        kind: random or given.
+        choices: whether outputs without rounding (classes, comparisons) must be equal.
+
+    Raises:
+        CompactError: the outputs cannot be compared, or differ where there is no rounding.
+    """
     absolute = scale = 0.0
-    dtype = "float32"
+    dtype = torch.float64
     with torch.no_grad():
         for arguments in batches:
             # Copies: a network may write to its input.
@@ -55,18 +69,33 @@ def difference(
                     f"the compact model gives outputs of shape {[tuple(t.shape) for t in found]}, "
                     f"the masked model {[tuple(t.shape) for t in wanted]}"
                 )
+            if not wanted:
+                raise CompactError(
+                    "the masked model's output holds no tensor that can be compared; let its "
+                    "forward return tensors, in tuples, lists, dicts or dataclasses"
+                )
             for a, b in zip(found, wanted, strict=True):
                 if not bool(b.isfinite().all()):
                     raise CompactError(
                         "the masked model's output is not finite, so nothing can be compared; "
                         "look at its weights and BatchNorm statistics"
                     )
-                dtype = str(b.dtype).removeprefix("torch.")
+                if not (b.is_floating_point() or b.is_complex()):
+                    if choices and not torch.equal(a, b):
+                        raise CompactError(
+                            "the compact model is not the masked model: their outputs of "
+                            f"{b.dtype} differ on {kind} inputs; please report the network. Your "
+                            "model is as it was"
+                        )
+                    continue
+                real = b.abs()
+                dtype = max(dtype, real.dtype, key=TOLERANCES.__getitem__)
                 if b.numel():
-                    gap = (a.double() - b.double()).abs().nan_to_num(torch.inf)
+                    gap = (_precisely(a) - _precisely(b)).abs().nan_to_num(torch.inf)
                     absolute = max(absolute, float(gap.max()))
-                    scale = max(scale, float(b.abs().max()))
-    return Difference(kind, dtype, absolute, absolute / scale if scale else absolute)
+                    scale = max(scale, float(real.max()))
+    name = str(dtype).removeprefix("torch.")
+    return Difference(kind, name, absolute, absolute / scale if scale else absolute)
 
 
 def require_small(found: Difference, tolerance: float) -> None:
@@ -99,6 +128,34 @@ def random_like(arguments: tuple[Any, ...], examples: int = EXAMPLES, seed: int 
     return tree_map(one, arguments)
 
 
+@torch.no_grad()
+def drawn_examples(model: Callable[..., Any], arguments: tuple[Any, ...]) -> int:
+    """How many random examples a network takes: some others, or only as many as are given.
+
+    Args:
+        model: some tie the number of examples to other sizes, as a graph network does whose second
+            argument is an adjacency matrix, or a recurrent one with a hidden state.
+        arguments: an example that it runs on.
+
+    Raises:
+        CompactError: it does not run on random numbers.
+    """
+    given = len(arguments[0])
+    others = EXAMPLES + (given == EXAMPLES)
+    try:
+        model(*random_like(arguments, others))
+    except Exception:  # whatever a network's own code raises
+        try:
+            model(*random_like(arguments, given))
+        except Exception as error:
+            raise CompactError(
+                "the network does not run on random inputs of the shapes of example_input: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        return given
+    return others
+
+
 def in_double(arguments: Any) -> Any:
     """Floating-point tensors in float64, everything else as it is."""
     return tree_map(
@@ -106,5 +163,16 @@ def in_double(arguments: Any) -> Any:
     )
 
 
+def _precisely(value: Tensor) -> Tensor:
+    return value.to(torch.complex128 if value.is_complex() else torch.float64)
+
+
 def _tensors(output: Any) -> list[Tensor]:
-    return [value for value in tree_flatten(output)[0] if isinstance(value, Tensor)]
+    found = []
+    for value in tree_flatten(output)[0]:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif is_dataclass(value) and not isinstance(value, type):
+            # torch looks only into those that are registered.
+            found += _tensors([getattr(value, field.name) for field in fields(value)])
+    return found

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
+from torch import Tensor
 
 from .operations import BINARY, DROPOUTS, POINTWISE, operation
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import fx, nn
 
     from .tracing import Traced
@@ -34,7 +37,7 @@ def works_in_place(node: fx.Node, module: nn.Module | None) -> bool:
 
 def _flag(node: fx.Node) -> int | None:
     """Where a function is told by position to work in place, as ``F.relu(x, True)`` is."""
-    if operation(node) not in POINTWISE:
+    if node.op != "call_function" or operation(node) not in POINTWISE:
         return None
     start = 3 if operation(node) in DROPOUTS else 1  # the third argument of dropout is ``training``
     return next((at for at in range(start, len(node.args)) if node.args[at] is True), None)
@@ -48,18 +51,31 @@ def work_out_of_place(module: fx.GraphModule) -> None:
             continue
         if called is not None:
             called.inplace = False  # type: ignore[assignment]
-        elif operation(node) in BINARY:
+        elif operation(node) in BINARY and len(node.args) == 2 and not node.kwargs:
             what = BINARY[operation(node)]
             node.op, node.target = "call_function", what
-        elif node.op == "call_method":
-            node.target = node.target.removesuffix("_")
         elif node.kwargs.get("inplace"):
             node.kwargs = {**node.kwargs, "inplace": False}
         elif (at := _flag(node)) is not None:
             node.args = (*node.args[:at], False, *node.args[at + 1 :])
-        else:
-            name = node.target.__name__.removesuffix("_")
-            node.target = getattr(F, name, None) or getattr(torch, name)
+        elif (twin := _twin(node)) is not None:
+            node.target = twin
+        else:  # ``zero_``, ``fill_`` and the like have none; they may write to a copy
+            written = node.all_input_nodes[0]
+            with module.graph.inserting_before(node):
+                node.replace_input_with(written, module.graph.call_method("clone", (written,)))
+
+
+def _twin(node: fx.Node) -> str | Callable[..., Any] | None:
+    """What does the same as a method or function with a ``_``, out of place, if torch has it."""
+    if isinstance(node.target, str):
+        name = node.target.removesuffix("_")
+        return name if callable(getattr(Tensor, name, None)) else None
+    name = getattr(node.target, "__name__", "")
+    for home in (F, torch):
+        if getattr(home, name, None) is node.target:
+            return getattr(home, name.removesuffix("_"), None)
+    return None
 
 
 def overwritten(traced: Traced) -> fx.Node | None:

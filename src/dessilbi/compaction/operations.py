@@ -45,11 +45,15 @@ POINTWISE: frozenset[Any] = frozenset(
 DROPOUTS: frozenset[Any] = frozenset(
     f for f in POINTWISE if "dropout" in getattr(f, "__name__", "")
 )
+_UNCHANGING: frozenset[Any] = DROPOUTS | {".contiguous", ".clone", ".detach"}
+_UNCHANGING_MODULES = (
+    nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout,
+    nn.FeatureAlphaDropout,
+)  # fmt: skip
 POINTWISE_MODULES = (
     nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish,
     nn.Sigmoid, nn.Tanh, nn.Hardswish, nn.Hardsigmoid, nn.Hardtanh, nn.Softplus, nn.Softsign,
-    nn.LogSigmoid, nn.Hardshrink, nn.Softshrink, nn.Threshold, nn.Tanhshrink, nn.Identity,
-    nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout,
+    nn.LogSigmoid, nn.Hardshrink, nn.Softshrink, nn.Threshold, nn.Tanhshrink, *_UNCHANGING_MODULES,
 )  # fmt: skip
 
 BINARY: dict[Any, Callable[[Any, Any], Any]] = {
@@ -222,6 +226,8 @@ def reads_size_of(node: fx.Node, dim: int) -> bool:
 
 def with_value(node: fx.Node, module: nn.Module | None, source: fx.Node, value: Tensor) -> Tensor:
     """What a node makes of a vector of constants in place of one of its inputs."""
+    if isinstance(module, _UNCHANGING_MODULES) or operation(node) in _UNCHANGING:
+        return value  # not run: some insist on a feature map, and a vector is none
     args = fx.map_arg(node.args, lambda n: value.clone() if n is source else n)
     kwargs = fx.map_arg(node.kwargs, lambda n: value.clone() if n is source else n)
     result: Tensor

@@ -35,7 +35,7 @@ class Size:
     def of(cls, model: nn.Module, arguments: tuple[Any, ...]) -> Size:
         """Count."""
         parameters = list(model.parameters())
-        each = count_macs_per_weight(model, arguments)
+        each = count_macs_per_weight(model, deepcopy(arguments))  # it may write to its input
         weights = named_weights(model)
         return cls(
             sum(p.numel() for p in parameters),
@@ -134,11 +134,18 @@ def measure(
     dense: nn.Module,
     compact: nn.Module,
     arguments_of: dict[int, tuple[Any, ...]],
-    channels_last: bool,
+    reformat: bool,
 ) -> tuple[Latency, ...]:
-    """Time both networks for each batch size, on as many threads as torch has now."""
+    """Time both networks for each batch size, on as many threads as torch has now.
+
+    Args:
+        dense: as the caller gave it.
+        compact: the smaller one.
+        arguments_of: what they are called with, by batch size.
+        reformat: whether the dense one is timed with its channels last as well.
+    """
     networks = [dense, compact]
-    if channels_last:
+    if reformat:
         other = deepcopy(dense).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         with torch.inference_mode(), suppress(RuntimeError):  # a view that needs the other format
             other(*next(iter(arguments_of.values())))

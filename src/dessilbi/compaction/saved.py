@@ -132,6 +132,7 @@ def _put(model: nn.Module, tensors: dict[str, Tensor]) -> None:
     if expected.keys() != tensors.keys():
         odd = sorted(expected.keys() ^ tensors.keys())
         raise CompactError(f"plan and weights do not belong together: {', '.join(odd[:3])}")
+    made: dict[nn.Parameter, nn.Parameter] = {}  # one for each old one: what is tied stays tied
     for name, tensor in tensors.items():
         parent, _, own = name.rpartition(".")
         owner = model.get_submodule(parent)
@@ -140,8 +141,9 @@ def _put(model: nn.Module, tensors: dict[str, Tensor]) -> None:
                 f"{name} has shape {tuple(tensor.shape)}, but the plan gives it "
                 f"{tuple(expected[name].shape)}: plan and weights do not belong together"
             )
-        made = nn.Parameter(tensor) if own in owner._parameters else tensor
-        setattr(owner, own, made)
+        old = owner._parameters.get(own)
+        new = tensor if old is None else made.setdefault(old, nn.Parameter(tensor))
+        setattr(owner, own, new)
 
 
 def _construct(built: dict[str, Any]) -> nn.Module:

@@ -26,6 +26,17 @@ if TYPE_CHECKING:
 WAYS = ("dense", "csr", "scipy")
 
 
+class NotKept(Tensor):
+    """Stands for a dense weight that is not there.
+
+    Transformer layers of torch have a fused path that reads ``weight`` and never calls the linear
+    layer; for subclasses of Tensor they do not take it.
+    """
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NotKept:
+        return self  # torch copies no subclass by itself, and there is nothing to copy
+
+
 class SparseLinear(nn.Module):
     """A linear layer that multiplies in the way that is fastest for the batch; inference only.
 
@@ -35,7 +46,8 @@ class SparseLinear(nn.Module):
             way of the nearest one, by ratio. The dense weight is kept only if some batch needs it.
     """
 
-    weight: Tensor | None
+    weight: Tensor
+    """Of type :class:`NotKept`, and empty, if it is not needed."""
     bias: Tensor | None
     crow: Tensor
     columns: Tensor
@@ -52,7 +64,11 @@ class SparseLinear(nn.Module):
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Sparse .* support is in beta", UserWarning)
             csr = weight.to_sparse_csr()
-        self.register_buffer("weight", weight.clone() if "dense" in ways.values() else None)
+        if "dense" in ways.values():
+            self.register_buffer("weight", weight.clone())
+        else:
+            nothing = weight.new_empty(0).as_subclass(NotKept)
+            self.register_buffer("weight", nothing, persistent=False)
         self.register_buffer("bias", None if layer.bias is None else layer.bias.detach().clone())
         self.register_buffer("crow", csr.crow_indices().int())
         self.register_buffer("columns", csr.col_indices().int())
@@ -73,7 +89,6 @@ class SparseLinear(nn.Module):
         rows = x.reshape(-1, self.in_features)
         way = self.way(len(rows))
         if way == "dense":
-            assert self.weight is not None
             return linear(x, self.weight, self.bias)
         product = self._scipy(rows) if way == "scipy" else self._csr(rows)
         if self.bias is not None:

@@ -35,18 +35,23 @@ def cut_optimizer(plan: Plan, small: nn.Module, model: nn.Module, optimizer: _O)
         model: the network whose parameters the optimizer holds.
         optimizer: is left alone.
     """
-    names = {id(p): name for name, p in model.named_parameters()}
-    left = dict(small.named_parameters())
-    groups, old_names = [], []
+    # A parameter that is tied has several names, and either network may call it by any of them.
+    names: dict[Tensor, list[str]] = {}
+    for name, p in model.named_parameters(remove_duplicate=False):
+        names.setdefault(p, []).append(name)
+    known_names = {name for aliases in names.values() for name in aliases}
+    left = dict(small.named_parameters(remove_duplicate=False))
+    groups, moved = [], dict[str, Tensor]()
     for group in optimizer.param_groups:
         for p in group["params"]:
-            if id(p) not in names:
+            if p not in names:
                 raise CompactError(
                     f"the optimizer holds a tensor of shape {tuple(p.shape)} that is no parameter "
                     "of the model; give the model that it trains"
                 )
-        chosen = [name for name in (names[id(p)] for p in group["params"]) if name in left]
-        old_names += chosen
+        stay = {name: p for p in group["params"] for name in [n for n in names[p] if n in left][:1]}
+        chosen = list(stay)
+        moved |= stay
         options = {k: v for k, v in group.items() if k not in ("params", "param_names")}
         if options.get("coupled") and len({_rows(plan, name, left[name]) for name in chosen}) > 1:
             options["coupled"] = False  # slices of equal number are no longer the same channel
@@ -55,7 +60,7 @@ def cut_optimizer(plan: Plan, small: nn.Module, model: nn.Module, optimizer: _O)
         fresh = [
             name
             for name in left
-            if name not in set(names.values()) and f"{name.removesuffix('bias')}weight" in chosen
+            if name not in known_names and f"{name.removesuffix('bias')}weight" in chosen
         ]
         if fresh:
             plain = options | ({"penalty": None} if "penalty" in options else {})
@@ -66,9 +71,7 @@ def cut_optimizer(plan: Plan, small: nn.Module, model: nn.Module, optimizer: _O)
     known = inspect.signature(type(optimizer)).parameters
     defaults = {k: v for k, v in optimizer.defaults.items() if k in known}
     made = type(optimizer)(groups, **defaults)
-    ids = dict(model.named_parameters())
-    for name in old_names:
-        old = ids[name]
+    for name, old in moved.items():
         if old in optimizer.state:
             made.state[left[name]] = {
                 key: _cut(plan, name, old, left[name], key, value)

@@ -77,6 +77,15 @@ def may_be_channels_last(model: nn.Module, arguments: tuple[Any, ...]) -> bool:
     )
 
 
+def is_channels_last(model: nn.Module) -> bool:
+    """Whether a network has its channels last already."""
+    return any(
+        p.is_contiguous(memory_format=torch.channels_last) and not p.is_contiguous()
+        for p in model.parameters()
+        if p.ndim == 4
+    )
+
+
 def is_faster(
     new: nn.Module,
     old: nn.Module,

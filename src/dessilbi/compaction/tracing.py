@@ -92,9 +92,7 @@ def trace(model: nn.Module, arguments: tuple[Any, ...]) -> Traced:
     """The graph of a network in evaluation mode; the model is used as it is, not copied."""
     module = make_graph(model, len(arguments))
     try:
-        seen = _look(module, _several(arguments))
-    except CompactError:
-        raise
+        seen = _look(module, _several(model, arguments))
     except Exception as error:
         reason = (str(error).splitlines() or [""])[0]  # torch.fx adds a page of its own
         raise CompactError(
@@ -104,38 +102,66 @@ def trace(model: nn.Module, arguments: tuple[Any, ...]) -> Traced:
 
 
 def make_graph(model: nn.Module, arguments: int) -> fx.GraphModule:
-    """The graph alone, for a call with this many positional arguments."""
-    parameters = list(inspect.signature(model.forward).parameters.values())
-    defaults = {p.name: p.default for p in parameters[arguments:] if p.default is not p.empty}
+    """The graph alone, for a call with this many positional arguments; it takes no others."""
+    names = _argument_names(model, arguments)
     opaque: set[str] = set()
     while True:
-        tracer = _Tracer(opaque)
+        tracer = _Tracer(names, opaque)
         try:
-            graph = tracer.trace(model, concrete_args=defaults or None)
+            graph = tracer.trace(model)
             break
         except Exception as error:  # whatever a network's own code raises on stand-ins
-            if not tracer.inside:
+            # A module that is opaque already fails for what it is given: that is its caller's.
+            inside = next((name for name in tracer.failed if name not in opaque), None)
+            if inside is None:
                 raise CompactError(
                     f"the forward of {type(model).__name__} cannot be traced by torch.fx "
                     f"({type(error).__name__}: {error}); move what depends on the data into a "
                     "submodule: it is then kept whole"
                 ) from error
-            opaque.add(tracer.inside)
+            opaque.add(inside)
     for node in reversed(list(graph.nodes)):
-        # Guards on the defaults that the trace was made for.
+        # Assertions may be about sizes, which change.
         if node.op == "call_function" and "assert" in getattr(node.target, "__name__", ""):
             graph.erase_node(node)
     return fx.GraphModule(model, graph, type(model).__name__)
 
 
+def _argument_names(model: nn.Module, count: int) -> list[str]:
+    """What a network's forward calls its first arguments."""
+    names: list[str] = []
+    for p in inspect.signature(model.forward).parameters.values():
+        if p.kind is p.VAR_POSITIONAL:
+            names += [f"{p.name}_{place}" for place in range(count - len(names))]
+        elif p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD):
+            names.append(p.name)
+    if count > len(names):
+        raise CompactError(
+            f"example_input has {count} arguments, but the forward of {type(model).__name__} takes "
+            f"at most {len(names)}"
+        )
+    return names[:count]
+
+
 class _Tracer(fx.Tracer):
     """Looks into all modules but those of torch.nn and those known to fail."""
 
-    def __init__(self, opaque: set[str]) -> None:
+    def __init__(self, names: list[str], opaque: set[str]) -> None:
         super().__init__()
+        self.names = names
         self.opaque = opaque
-        self.inside = ""
-        """The innermost module whose forward failed."""
+        self.failed: list[str] = []
+        """The modules whose call failed, the innermost first."""
+
+    def create_args_for_root(
+        self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
+    ) -> tuple[Callable[..., Any], list[Any]]:
+        # Only what is given: Python itself puts in the defaults of the others, of any type, and to
+        # give one of them to the graph is an error. torch.fx would take and ignore it.
+        return root_fn, [self.root, *(self._stand_in(name) for name in self.names)]
+
+    def _stand_in(self, name: str) -> fx.Proxy:
+        return self.create_proxy("placeholder", name, (), {})
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return module_qualified_name in self.opaque or super().is_leaf_module(
@@ -152,7 +178,7 @@ class _Tracer(fx.Tracer):
         try:
             return super().call_module(m, forward, args, kwargs)
         except Exception:
-            self.inside = self.inside or self.path_of_module(m)
+            self.failed.append(self.path_of_module(m))
             raise
 
 
@@ -180,12 +206,18 @@ def _look(module: fx.GraphModule, arguments: tuple[Any, ...]) -> dict[fx.Node, S
     return looker.seen
 
 
-def _several(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+@torch.no_grad()
+def _several(model: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     """At least two examples: with one, a reshape over the batch looks like any other."""
     examples = len(arguments[0])
     if examples > 1:
         return arguments
-    return tuple(
+    doubled = tuple(
         torch.cat([a, a]) if isinstance(a, Tensor) and a.ndim and len(a) == examples else a
         for a in arguments
     )
+    try:
+        model(*deepcopy(doubled))
+    except Exception:  # a network that takes only one, or whose other arguments fit only one
+        return arguments
+    return doubled
