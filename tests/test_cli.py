@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
-from dessilbi import SolutionPath, __version__
+from dessilbi import SolutionPath, __version__, cli
 from dessilbi.cli import main
 from dessilbi.lab.data import places
 
@@ -107,6 +109,9 @@ def test_help_of_train_lists_recipes_and_options(dessilbi: Shell) -> None:
         (["train", "digits", "--device", "gpu"], 1, "error: device must be auto, cpu"),
         (["train", "digits", "--optimizer.nu", "-1"], 1, "nu"),
         (["demo", "--fast"], 2, "--fast"),
+        (["reproduce", "--docs", "no.md"], 1, "error: no.md: No such file or directory"),
+        (["frontier", "run", "--threads", "0"], 1, "error: threads must be >= 1, got 0"),
+        (["frontier", "run", "--densities"], 1, "error: name at least one density"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -159,6 +164,46 @@ def test_a_missing_extra_is_named(package: str, tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "pip install 'dessilbi[lab]'" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_extras_hold_what_the_command_line_says() -> None:
+    """A package is imported by its name, but for scikit-learn."""
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    for extra, modules in cli._EXTRAS.items():
+        packages = {re.split(r"\W*>=", one)[0] for one in project["optional-dependencies"][extra]}
+        assert {"scikit-learn" if m == "sklearn" else m for m in modules} == packages
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        ("onnxruntime.capi", "pip install 'dessilbi[compact]'"),
+        ("matplotlib", "pip install 'dessilbi[report]'"),
+        ("torchvision", "pip install 'dessilbi[imagenet]'"),
+        ("submitit", "pip install 'dessilbi[cluster]'"),
+        ("my_models", "a module that is not installed: No module named 'my_models'"),
+        ("fcntl", "the command line needs Linux or macOS"),
+    ],
+)
+def test_only_an_extra_that_helps_is_suggested(
+    dessilbi: Shell, monkeypatch: pytest.MonkeyPatch, module: str, said: str
+) -> None:
+    def missing(_: list[str]) -> None:
+        raise ModuleNotFoundError(f"No module named {module!r}", name=module)
+
+    monkeypatch.setitem(cli._COMMANDS, "path", missing)
+    found = dessilbi("path")
+    assert found.code == 1
+    assert said in found.err
+    assert ("pip install" in found.err) == ("pip install" in said)
+
+
+def test_a_closed_pipe_is_no_fault(dessilbi: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(_: list[str]) -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr("dessilbi.lab.subnet_commands.path", closed)
+    assert dessilbi("path", "run") == Said(1, "", "")
 
 
 # ---------------------------------------------------------------------- training

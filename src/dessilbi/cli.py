@@ -30,6 +30,15 @@ commands:
   dessilbi --version
 """
 
+_EXTRAS = {
+    "lab": ("tyro", "rich", "pydantic", "pooch", "sklearn", "tensorboard"),
+    "compact": ("onnx", "onnxscript", "onnxruntime", "scipy"),
+    "report": ("matplotlib",),
+    "imagenet": ("torchvision",),
+    "cluster": ("submitit",),
+}
+"""Modules that each extra of the package brings."""
+
 
 def main(argv: list[str] | None = None) -> None:
     """Run one command and exit; faults that a user can mend are one clear message."""
@@ -54,9 +63,7 @@ def main(argv: list[str] | None = None) -> None:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("dessilbi"):
             raise
-        extra = "compact" if (error.name or "").startswith(("onnx", "scipy")) else "lab"
-        extra = "report" if (error.name or "").startswith("matplotlib") else extra
-        _fail(f"this command needs the package {error.name!r}: pip install 'dessilbi[{extra}]'")
+        _fail(_missing(error))
     except BrokenPipeError:
         raise SystemExit(1) from None
     except KeyboardInterrupt:
@@ -158,6 +165,22 @@ def _guarded(command: Callable[[list[str]], None], arguments: list[str]) -> None
         _fail(str(stop), code=130)
     except (ConfigError, DataError, ModelError, RunError, TrainingError, ValueError) as error:
         _fail(f"error: {error}")
+    except BrokenPipeError:
+        raise  # nobody reads on: not a fault
+    except OSError as error:
+        place = "" if error.filename is None else f"{error.filename}: "
+        _fail(f"error: {place}{error.strerror or error}")
+
+
+def _missing(error: ModuleNotFoundError) -> str:
+    """What to do about a module that is not there."""
+    module = (error.name or "").partition(".")[0]
+    if module == "fcntl":  # run directories are locked by it
+        return "the command line needs Linux or macOS: this system's Python has no module 'fcntl'"
+    for extra, modules in _EXTRAS.items():
+        if module in modules:
+            return f"this command needs the package {error.name!r}: pip install 'dessilbi[{extra}]'"
+    return f"this command needs a module that is not installed: {error}"
 
 
 def _fail(message: str, code: int = 1) -> NoReturn:

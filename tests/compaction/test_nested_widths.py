@@ -18,7 +18,8 @@ from torch.nn.functional import cross_entropy, kl_div, log_softmax, softmax
 from dessilbi import DessiLBI, NestedWidths, PathRecorder, SolutionPath, project, split_parameters
 from dessilbi.compaction import CompactError, compact
 from dessilbi.compaction.narrow import Narrow
-from dessilbi.subnet.levels import level_of
+from dessilbi.path import Mask
+from dessilbi.subnet.levels import density_of, level_of
 
 OPTIONS: dict[str, Any] = {
     "lr": 0.1,
@@ -68,6 +69,34 @@ class Residual(nn.Module):
         return self.out(x.mean((2, 3)))
 
 
+class Bare(nn.Module):
+    """Nothing but filters and neurons."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Conv2d(1, 8, 3, bias=False), nn.Conv2d(8, 6, 3, bias=False)
+        self.out = nn.Linear(6, 4, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.two(self.one(x).relu()).relu().mean((2, 3)))
+
+
+class Unnormed(Residual):
+    """Nothing behind a filter that would switch it off with it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem_norm, self.back_norm = nn.Identity(), nn.Identity()
+
+
+class Unscaled(Plain):
+    """BatchNorm has statistics only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(8, affine=False)
+
+
 NETS = [Plain, Residual]
 
 
@@ -78,11 +107,11 @@ def batch(step: int) -> tuple[Tensor, Tensor]:
 
 
 def make(
-    kind: type[nn.Module], steps: int = 12, **options: Any
+    kind: type[nn.Module], steps: int = 12, exclude: tuple[str, ...] = ("out",), **options: Any
 ) -> tuple[nn.Module, DessiLBI, NestedWidths]:
     torch.manual_seed(0)
     net = kind().double()
-    groups = split_parameters(net, {"*": {"penalty": "group_lasso"}}, exclude=("out",))
+    groups = split_parameters(net, {"*": {"penalty": "group_lasso"}}, exclude=exclude)
     opt = DessiLBI(groups, **OPTIONS)
     return net, opt, NestedWidths(net, opt, steps, batch(0)[0], **(EARLY | options))
 
@@ -95,9 +124,14 @@ def train(net: nn.Module, opt: DessiLBI, nested: NestedWidths, start: int, stop:
         opt.step()
 
 
-@pytest.mark.parametrize("kind", NETS)
-def test_a_narrow_pass_is_the_pass_of_the_masked_network(kind: type[nn.Module]) -> None:
-    net, opt, nested = make(kind)
+@pytest.mark.parametrize(
+    ("kind", "exclude"),
+    [(Plain, ()), (Residual, ()), (Unnormed, ("stem",)), (Bare, ()), (Unscaled, ())],
+)
+def test_a_narrow_pass_is_the_pass_of_the_masked_network(
+    kind: type[nn.Module], exclude: tuple[str, ...]
+) -> None:
+    net, opt, nested = make(kind, exclude=("out", *exclude))
     train(net, opt, nested, 0, 7)
     x, y = batch(99)
     for density in (0.1, 0.3, 0.6):
@@ -167,7 +201,7 @@ def test_a_step_by_hand() -> None:
         where = [nested._narrow.used(cut, name) for cut in cuts]
         torch.testing.assert_close(p.grad, one * where[0] + two * where[1], rtol=1e-7, atol=1e-10)
     before = {name: p.detach().clone() for name, p in net.named_parameters()}
-    momenta = {name: opt.state[p]["momentum_buffer"].clone() for name, p in nested._params.items()}
+    momenta = {n: opt.state[p]["momentum_buffer"].clone() for n, p in net.named_parameters()}
     pulled = {n: p.detach() - opt.gamma(p) for n, p in nested._params.items()}
     (lr,), (nu,) = ({group[key] for group in opt.param_groups} for key in ("lr", "nu"))
     opt.step()
@@ -179,6 +213,26 @@ def test_a_step_by_hand() -> None:
         wanted = before[name] - lr * pulled[name] / nu
         torch.testing.assert_close(p[outside], wanted[outside], rtol=1e-12, atol=1e-14)
         assert not torch.equal(p[outside], before[name][outside])
+    for name in ("one.bias", "norm.weight", "norm.bias", "two.bias", "out.weight"):
+        p = net.get_parameter(name)
+        outside = ~nested._narrow.used(cuts[0], name)
+        assert outside.any()
+        assert torch.equal(opt.state[p]["momentum_buffer"][outside], momenta[name][outside])
+        assert torch.equal(p[outside], before[name][outside]), "without a twin nothing pulls"
+        assert not torch.equal(p, before[name])
+
+
+def test_parameters_of_another_optimizer_are_left_to_it() -> None:
+    torch.manual_seed(0)
+    net = Plain().double()
+    hers = [p for name, p in net.named_parameters() if not name.startswith("norm")]
+    groups = split_parameters(net, {"*": {"penalty": "group_lasso"}}, exclude=("out",))
+    for group in groups:
+        group["params"] = [(n, p) for n, p in group["params"] if not n.startswith("norm")]
+    opt = DessiLBI(groups, **OPTIONS)
+    assert sum(len(g["params"]) for g in opt.param_groups) == len(hers)
+    nested = NestedWidths(net, opt, 6, batch(0)[0], **EARLY | {"full": 0.0})
+    train(net, opt, nested, 0, 6)
 
 
 def test_statistics_follow_the_whole_network() -> None:
@@ -231,6 +285,37 @@ def test_the_path_gives_the_networks_that_were_trained(
     # At a width that was drawn, the two agree in full.
     whole = nested.mask(1.0)
     assert all(bool(t.all()) for t in whole.tensors.values())
+
+
+@pytest.mark.parametrize("kind", [Plain, Residual, Bare])
+def test_a_budget_is_a_network_that_was_trained(kind: type[nn.Module], tmp_path: Path) -> None:
+    net, opt, nested = make(kind)
+    recorder = PathRecorder(net, opt)
+    train(net, opt, nested, 0, 6)
+    recorder.record(1, levels=nested.levels, followers=nested.followers)
+    recorder.path.save(tmp_path / "path.safetensors")
+    path = SolutionPath.load(tmp_path / "path.safetensors")
+    assert nested.levels is not None
+    levels = sorted({int(level) for some in nested.levels.values() for level in some})
+    trained = [nested.mask(density_of(level, nested.lowest)) for level in levels]
+    weights = [layer.name for layer in path.layers]
+
+    def density(mask: Mask) -> float:
+        return Mask({name: mask[name] for name in weights}).density
+
+    found = [path.mask(density=share / 100) for share in range(101)]
+    for share, mask in enumerate(found):
+        assert mask in trained
+        assert density(mask) <= share / 100 or mask == trained[0], "the smallest is the floor"
+    assert all(a.issubset(b) for a, b in itertools.pairwise(found))
+    assert found[0] == trained[0]
+    assert found[100] == trained[-1]
+    assert len({density(mask) for mask in found}) > 4
+    assert path.mask(density=0.0, floor=0).kept == 0
+    for floor in range(1, 9):
+        assert path.mask(density=0.3, floor=floor) in trained
+    total = sum(layer.numel for layer in path.layers)
+    assert path.mask(parameters=total // 2) == found[50]
 
 
 def test_every_width_is_drawn_and_none_below_the_lowest() -> None:
@@ -328,6 +413,46 @@ class Depthwise(nn.Module):
         return self.out(self.two(self.deep(self.one(x).relu()).relu()).relu().mean((2, 3)))
 
 
+class Wide(nn.Module):
+    """Its classifier has more weights than all before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(36, 40), nn.Linear(40, 40)
+        self.out = nn.Linear(40, 100)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.two(self.one(x.flatten(1)).relu()).relu())
+
+
+class Half(nn.Module):
+    """The first half of a layer's outputs is added to the network's inputs, which stay."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Conv2d(1, 5, 3, padding=1), nn.Conv2d(1, 6, 3, padding=1)
+        self.out = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.cat([x, self.one(x)], 1) + self.two(x)
+        return self.out(x.relu().mean((2, 3)))
+
+
+class Up(nn.Module):
+    """A transposed convolution, whose filters lie along dimension 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.up, self.out = (
+            nn.Conv2d(1, 8, 3),
+            nn.ConvTranspose2d(8, 6, 2),
+            nn.Linear(6, 4),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.up(self.one(x).relu()).relu().mean((2, 3)))
+
+
 class Named(nn.Module):
     """Names a size in its code."""
 
@@ -348,14 +473,61 @@ def test_depthwise_convolutions_keep_their_channels() -> None:
     assert not mask["two.weight"].all()
 
 
+def rows(mask: Mask, name: str) -> int:
+    return int(mask[name].flatten(1).any(1).sum())
+
+
+def test_a_layer_that_is_never_cut_takes_nothing_from_the_others() -> None:
+    net, opt, nested = make(Wide, exclude=())
+    recorder = PathRecorder(net, opt)
+    train(net, opt, nested, 0, 3)
+    recorder.record(1, levels=nested.levels, followers=nested.followers)
+    mask = nested.mask(0.5)
+    assert [rows(mask, f"{name}.weight") for name in ("one", "two", "out")] == [20, 20, 100]
+    for density in (0.05, 0.3, 0.7, 0.9):
+        assert recorder.path.mask(density=density)["out.weight"].all()
+
+
+def test_filters_that_are_never_cut_beside_some_that_are() -> None:
+    net, opt, nested = make(Half)
+    train(net, opt, nested, 0, 3)
+    for density in (0.1, 0.5):
+        mask = nested.mask(density)
+        assert mask["two.weight"][0].all(), "it is added to an input"
+        first, second = (mask[f"{name}.weight"].flatten(1).any(1) for name in ("one", "two"))
+        assert torch.equal(first, second[1:])
+    assert rows(nested.mask(0.5), "one.weight") == 2
+    assert rows(nested.mask(0.1), "one.weight") == 1
+
+
+def test_a_layer_without_a_twin_keeps_its_filters_and_those_added_to_them() -> None:
+    net, opt, nested = make(Residual, exclude=("out", "stem"))
+    before = net.get_parameter("stem.weight").detach().clone()
+    train(net, opt, nested, 0, 6)
+    assert net.get_parameter("stem.weight").detach().ne(before).all()
+    mask = nested.mask(0.1)
+    assert mask["back.weight"].all()
+    assert set(nested.followers) == {"inner.bias"}
+    assert rows(mask, "inner.weight") == 1
+
+
 def test_what_cannot_be_cut_is_refused_with_a_reason() -> None:
     with pytest.raises(CompactError, match=r"does not run with fewer channels.*flatten\(1\)"):
         Narrow(Named(), torch.zeros(2, 1, 6, 6))
+    sigmoid = nn.Sequential(nn.Linear(4, 8), nn.Sigmoid(), nn.Linear(8, 2))
+    with pytest.raises(CompactError, match="Activations must be 0 at 0"):
+        Narrow(sigmoid, torch.zeros(2, 4))
     net = Plain()
     opt = DessiLBI(split_parameters(net), **OPTIONS)
     with pytest.raises(ValueError, match=r"'hidden\.weight' enters Gamma weight by weight"):
         NestedWidths(net, opt, 10, torch.zeros(2, 1, 6, 6))
     assert not opt._optimizer_step_post_hooks  # nothing is left behind
+    with pytest.raises(
+        ValueError, match=r"'up\.weight' enters Gamma by slices along dimension 1; .*: exclude it"
+    ):
+        make(Up)
+    with pytest.raises(ValueError, match="no layer with a twin can be made narrower"):
+        make(Residual, exclude=("out", "stem", "inner"))
     with pytest.raises(ValueError, match="teach must lie in"):
         make(Plain, teach=2.0)
     with pytest.raises(RuntimeError, match="nothing is ranked yet"):

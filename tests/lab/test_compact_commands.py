@@ -17,7 +17,7 @@ from dessilbi.cli import main
 from dessilbi.compaction import load_compact
 from dessilbi.lab.config import ModelConfig
 from dessilbi.lab.data import load_dataset
-from dessilbi.lab.evaluate import evaluate
+from dessilbi.lab.evaluate import evaluate, evaluate_recalibrated
 from dessilbi.lab.subnets import Choice, Retrain, open_path, prepare
 from dessilbi.lab.train import Place, train
 from dessilbi.lab.trained import load_data, trained_network
@@ -64,6 +64,11 @@ def test_compact_leaves_a_network_that_scores_the_same(
     with project(model, open_path(run).mask(density=0.4)):
         wanted = evaluate(model, test).accuracy
     assert evaluate(small, test).accuracy == pytest.approx(wanted, abs=0.3)  # a tie may turn
+    assert (report["accuracy"], report["judged_on"]) == (evaluate(small, test).accuracy, "test")
+    assert (report["density"], report["recalibrated"]) == (
+        open_path(run).mask(density=0.4).density,
+        False,
+    )
     assert f"masked: {wanted:.2f} %" in text
     assert "compact: " in text
     assert str(folder) in text.replace("\n", "")
@@ -79,6 +84,24 @@ def test_other_choices_and_places(
     assert "BatchNorm recalibrated" in text
     assert "batch: way (ratio to dense)" in text
     assert (out / "plan.json").is_file()
+    report = json.loads((out / "report.json").read_text())
+    assert report["recalibrated"] is True
+    assert f"compact: {report['accuracy']:.2f} % on the {report['judged_on']} set" in text
+
+
+def test_new_statistics_are_those_of_the_compact_network(
+    run: RunDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = said(capsys, "compact", str(run.path), "--density", "0.6", "--recalibrate")
+    report = json.loads((run.path / "compact-0.6" / "report.json").read_text())
+    data = load_data(run.config(), None, False)
+    model = trained_network(run, data)
+    with project(model, open_path(run).mask(density=0.6)):
+        as_it_is = evaluate(model, data.test).accuracy
+        wanted = evaluate_recalibrated(model, data.test, data.train).accuracy
+    assert abs(wanted - as_it_is) > 1, "recalibration matters here"
+    assert report["accuracy"] == pytest.approx(wanted, abs=0.3)
+    assert f"masked: {wanted:.2f} %" in text
 
 
 def test_a_subnetworks_run_has_its_own_mask(

@@ -26,6 +26,7 @@ from lab_runs import (
     weights_of,
 )
 
+from dessilbi import compaction
 from dessilbi.lab import train as training
 from dessilbi.lab.config import (
     Config,
@@ -40,7 +41,7 @@ from dessilbi.lab.models import make_model
 from dessilbi.lab.optimizers import COMPETITORS, make_optimizer
 from dessilbi.lab.rundir import BEST, LAST, MASK, PATH, START, RunDir, RunError
 from dessilbi.lab.snapshot import load_model
-from dessilbi.lab.subnets import Choice, Retrain, load_start, open_path, prepare
+from dessilbi.lab.subnets import Choice, Retrain, load_start, open_path, prepare, share_of_macs
 from dessilbi.lab.train import Place, train
 from dessilbi.path import DEFAULT_ORDER, Mask, count_macs_per_weight
 
@@ -339,19 +340,36 @@ def _epochs_of(config: Config, word: str, mask: Mask) -> int:
 def test_scratch_b_has_the_multiply_adds_of_the_parent(
     filters: RunDir, tmp_path: Path, density: float
 ) -> None:
-    """At most twice the epochs; a filter's weights work at every place of an image."""
+    """At most twice the epochs."""
     dense = replace(FILTERS, epochs=100)
     mask = open_path(filters).mask(density=density)
-    model = make_model("digits-net", num_classes=10, in_channels=1, input_size=8)
-    each = count_macs_per_weight(model, torch.zeros(1, 1, 8, 8))
-    macs = sum(float(mask[name].sum()) * each[name] for name in mask.names)
-    whole = sum(mask[name].numel() * each[name] for name in mask.names)
-    assert len({each[name] for name in mask.names}) > 1, "weights differ in work"
-    wanted = min(200, round(100 * whole / macs))
+    wanted = min(200, round(100 / share_of_macs(dense, mask)))
     assert _epochs_of(dense, "scratch-b", mask) == wanted
     assert wanted == {0.05: 200, 1.0: 100}.get(density, wanted)
     config, _ = retrained(filters, tmp_path, "scratch-b", Choice(density=density))
     assert FILTERS.epochs <= config.epochs <= 2 * FILTERS.epochs
+
+
+def test_multiply_adds_of_a_network_that_cannot_be_made_smaller(
+    filters: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then a filter that is gone leaves the weights that read it."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise compaction.CompactError("cannot be traced")
+
+    mask = open_path(filters).mask(density=0.3)
+    model = make_model("digits-net", num_classes=10, in_channels=1, input_size=8)
+    each = count_macs_per_weight(model, torch.zeros(1, 1, 8, 8))
+    weights = {name: p for name, p in model.named_parameters() if name in each}
+    kept = {n: mask[n].sum() if n in mask.names else p.numel() for n, p in weights.items()}
+    assert len(set(each.values())) > 1, "weights differ in work"
+    whole = sum(p.numel() * each[n] for n, p in weights.items())
+    share = sum(float(kept[n]) * each[n] for n in weights) / whole
+    smaller = share_of_macs(FILTERS, mask)
+    monkeypatch.setattr(compaction, "compact", refuse)
+    assert share_of_macs(FILTERS, mask) == pytest.approx(share)
+    assert smaller < share
 
 
 def test_seed_and_optimizer_can_be_exchanged(parent: RunDir, tmp_path: Path) -> None:

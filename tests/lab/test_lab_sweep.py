@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import time
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +18,7 @@ import pytest
 from lab_runs import SMALL, assert_same_run, uninterrupted
 
 from dessilbi.lab.config import Config, ConfigError, OptimizerConfig
-from dessilbi.lab.rundir import RunDir
+from dessilbi.lab.rundir import RunDir, RunError
 from dessilbi.lab.sweep import Job, Outcome, Sweep, clock, grid, trained
 from dessilbi.lab.sweep_executors import Cluster, Ended, InProcess, Processes, _ClusterJob
 from dessilbi.lab.sweep_work import (
@@ -23,6 +26,7 @@ from dessilbi.lab.sweep_work import (
     DONE,
     FAILED,
     INTERRUPTED,
+    PREEMPTED,
     Order,
     carry_out,
     held_elsewhere,
@@ -32,7 +36,6 @@ from dessilbi.lab.train import Interrupted, Place
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from multiprocessing.process import BaseProcess
-    from pathlib import Path
 
 QUICK = replace(SMALL, epochs=1, keep=(), schedule=type(SMALL.schedule)())
 BROKEN = replace(QUICK, name="broken", optimizer=OptimizerConfig(name="sgd", lr=1e30))
@@ -189,6 +192,37 @@ def test_what_is_finished_is_found_and_not_run_again(tmp_path: Path) -> None:
     assert [o.run for o in again.values()] == [o.run for o in first.values()]
 
 
+def test_what_was_finished_is_settled_before_anything_is_started() -> None:
+    def finished(run: RunDir, config: Config) -> bool:
+        return config.seed == 2
+
+    lines: list[str] = []
+    jobs = [
+        Job(key=key, config=replace(QUICK, seed=seed), finished=finished)
+        for seed, key in enumerate("abc")
+    ]
+    Sweep(jobs, Script(), tell=lines.append).run()
+    assert lines[:2] == ["[1/3] done c: was finished before", "started a"]
+
+
+def test_no_time_is_set_aside_for_what_was_finished(tmp_path: Path) -> None:
+    left: list[float | None] = []
+
+    @dataclass
+    class Watching(Script):
+        def start(self, key: str, order: Order) -> Ended:
+            left.append(sum(job.weight for job in sweep._waiting))
+            return super().start(key, order)
+
+    def finished(run: RunDir, config: Config) -> bool:
+        return config.seed > 0
+
+    jobs = [Job(key=str(s), config=replace(QUICK, seed=s), finished=finished) for s in range(9)]
+    sweep = Sweep(jobs, Watching(), Place(runs=tmp_path))
+    sweep.run()
+    assert left == [0.0]
+
+
 def test_a_diverging_run_is_reported_with_its_reason(tmp_path: Path) -> None:
     jobs = [Job(key="broken", config=BROKEN), Job(key="good", config=QUICK)]
     found = Sweep(jobs, InProcess(), Place(runs=tmp_path)).run()
@@ -211,6 +245,28 @@ def test_a_held_run_is_busy(tmp_path: Path) -> None:
         code, why = carry_out(Order(QUICK, Place(runs=tmp_path)))
     assert code == BUSY
     assert "in use" in why
+
+
+def test_a_run_that_cannot_be_locked_fails_and_is_not_waited_for(tmp_path: Path) -> None:
+    run = RunDir.of(QUICK, tmp_path)
+    (run.path / ".lock").mkdir()  # refused as it would be without permission, to root as well
+    code, why = carry_out(Order(QUICK, Place(runs=tmp_path)))
+    assert code == FAILED
+    assert f"cannot write {run.path}" in why
+    with pytest.raises(RunError):
+        held_elsewhere(run)
+
+
+def test_a_file_system_without_locks_is_a_failure_with_a_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("dessilbi.lab.rundir.fcntl.flock", refuse)
+    code, why = carry_out(Order(QUICK, Place(runs=tmp_path)))
+    assert code == FAILED
+    assert "cannot be locked against other processes: No locks available; choose" in why
 
 
 def wait_until(sign: Callable[[], object], seconds: float = 60.0) -> None:
@@ -262,7 +318,8 @@ def test_a_stopped_sweep_stops_its_runs_and_goes_on_later(
     process.join(60)
     assert process.exitcode == (130 if number == signal.SIGTERM else -signal.SIGKILL)
     # The run itself ends, saved, soon after the sweep is gone.
-    wait_until(lambda: "stopped" in (tmp_path / "logs" / "long.log").read_text())
+    log = tmp_path / "logs" / f"long-{LONG.hash}.log"
+    wait_until(lambda: "stopped" in log.read_text())
     wait_until(lambda: not held_elsewhere(run))
     assert not trained(run, LONG)
     found = Sweep([Job(key="long", config=LONG)], InProcess(), Place(runs=tmp_path)).run()
@@ -280,7 +337,27 @@ def test_processes_run_side_by_side_and_report_a_failure_with_their_log(
     assert found["good"].status == "done"
     assert found["bad/one"].status == "failed"
     assert "not finite" in found["bad/one"].message
-    assert "bad_one.log" in found["bad/one"].message
+    assert f"bad_one-{BROKEN.hash}.log" in found["bad/one"].message
+
+
+def test_two_sweeps_with_the_same_keys_share_neither_orders_nor_logs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[list[str]] = []
+    logs: list[str] = []
+
+    def popen(command: list[str], **options: Any) -> None:
+        commands.append(command)
+        logs.append(options["stdout"].name)
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    configs = [replace(QUICK, name=name) for name in ("filters", "gradients")]
+    for config in configs:  # the workers read their orders seconds later
+        executor = Processes(1, tmp_path)
+        executor.start("SGD/seed=0", Order(config, Place(runs=tmp_path)))
+    read = [Order.from_json(Path(command[-1]).read_text()).config for command in commands]
+    assert read == configs
+    assert len(set(logs)) == 2
 
 
 @pytest.mark.filterwarnings("ignore")  # submitit leaves files open
@@ -308,6 +385,58 @@ def test_a_cluster_job_that_dies_is_a_failure_with_a_reason() -> None:
     handle = _ClusterJob(Dead())
     assert handle.code() == FAILED
     assert "was cancelled (job 7, log: log)" in handle.why()
+
+
+@dataclass
+class ClusterScript:
+    """A cluster that answers with written results."""
+
+    codes: list[int]
+    width: int = 1
+
+    def start(self, key: str, order: Order) -> _ClusterJob:
+        answer = self.codes.pop(0), ""
+        return _ClusterJob(SimpleNamespace(done=lambda: True, result=lambda: answer))
+
+
+def test_a_cluster_job_that_is_told_to_end_is_queued_again_and_the_sweep_goes_on() -> None:
+    lines: list[str] = []
+    cluster = ClusterScript([INTERRUPTED, DONE, INTERRUPTED, INTERRUPTED, DONE])
+    found = Sweep([job("a"), job("b")], cluster, tell=lines.append).run()
+    assert [(o.status, o.attempts) for o in found.values()] == [("done", 1), ("done", 1)]
+    assert lines.count("a: was asked to end, and is saved; queued again") == 3
+    assert ClusterScript([INTERRUPTED]).start("a", Order(QUICK, Place())).code() == PREEMPTED
+
+
+@pytest.mark.parametrize(
+    ("kind", "parameters", "message"),
+    [
+        ("slurm", {}, "a time limit is needed, as --slurm timeout_min=600"),
+        ("slurm", {"timeout_min": 9}, "cannot run jobs on 'slurm': Could not detect \"srun\""),
+        ("local", {"slurm_nonsense": 1}, "Unknown argument 'nonsense' for executor 'slurm'"),
+        ("local", {"timeout_min": "9h"}, 'Parameter "timeout_min" expected type'),
+    ],
+)
+def test_mistakes_with_a_cluster_are_one_clear_line(
+    tmp_path: Path, kind: str, parameters: dict[str, Any], message: str
+) -> None:
+    pytest.importorskip("submitit")
+    with pytest.raises(ConfigError) as caught:
+        Cluster(1, tmp_path, kind, parameters)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_slurm_is_told_how_often_a_job_may_run_out_of_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("submitit")
+    (tmp_path / "srun").touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    parameters = {"timeout_min": 600, "slurm_max_num_timeout": 50}
+    slurm = Cluster(1, tmp_path / "jobs", "slurm", parameters)._executor._executor
+    assert slurm.max_num_timeout == 50
+    assert slurm.parameters["time"] == 600
 
 
 def test_a_preempted_job_is_queued_again_as_it_is() -> None:

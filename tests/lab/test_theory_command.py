@@ -131,6 +131,11 @@ def test_steps_go_on_from_the_last_weights(run: RunDir, capsys: pytest.CaptureFi
         (["digits", "--steps", "-1"], "error: steps must be >= 0, got -1"),
         (["digits", "--plot", "a.png"], "error: --plot draws the steps of --steps"),
         (["digits", "--threads", "0"], "error: threads must be >= 1, got 0"),
+        (
+            ["digits", "--steps", "2", "--plot", "/nonexist/x.png"],
+            "error: there is no folder /nonexist to draw x.png in",
+        ),
+        (["digits", "--steps", "2", "--plot", "x.gif"], "error: plot must end in .png, .svg or"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

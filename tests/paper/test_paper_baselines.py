@@ -11,22 +11,20 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from dessilbi.lab.config import Config, ConfigError, ModelConfig, OptimizerConfig, ScheduleConfig
-from dessilbi.lab.rundir import LAST, MASK
-from dessilbi.lab.subnets import load_start
+from dessilbi.lab.rundir import LAST, MASK, RunDir
+from dessilbi.lab.subnets import load_start, share_of_macs
 from dessilbi.lab.train import Place, train
 from dessilbi.lab.trained import network_without_data, trained_network
 from dessilbi.paper.baselines import iterative, slimming, soft_filters, tickets
 from dessilbi.paper.baselines import train as methods
 from dessilbi.paper.baselines.gradual import gradually_pruned
-from dessilbi.paper.baselines.scratch import scratch, share_of_macs
+from dessilbi.paper.baselines.scratch import scratch
 from dessilbi.paper.baselines.start import density, retrain
-from dessilbi.path import Mask
+from dessilbi.path import Mask, count_macs_per_weight
 from dessilbi.subnet import project
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from dessilbi.lab.rundir import RunDir
 
 CONFIG = Config(
     name="net",
@@ -189,8 +187,6 @@ def test_a_run_with_soft_pruning_ends_pruned(tmp_path: Path) -> None:
     rate = soft_filters.rate_for(network_without_data(CONFIG), 0.7)
     config = methods.named(CONFIG, "sfp", rate)
     methods.soft_filters(config, Place(runs=tmp_path), {"rate": f"{rate}"}, None)
-    from dessilbi.lab.rundir import RunDir
-
     model = trained_network(RunDir(tmp_path / config.run_name))
     weights = {n: p for n, p in model.named_parameters() if p.ndim > 1}
     left = sum(int((w != 0).sum()) for w in weights.values()) / sum(
@@ -247,7 +243,7 @@ def test_a_ticket_starts_from_the_same_weights_and_holds_its_mask(
     )
     run = train(config, Place(runs=tmp_path))
     assert config.start is not None
-    weights, held = load_start(run, config.start)
+    weights, *_, held = load_start(run, config.start)
     initial = dense.read_tensors("init.safetensors")
     assert all(torch.equal(weights[name], initial[name]) for name in initial)
     assert held == mask
@@ -265,7 +261,7 @@ def test_scratch_starts_from_new_weights_and_e_keeps_the_epochs(
     config = scratch(dense, mask, tmp_path, "e")
     assert config.epochs == CONFIG.epochs
     assert config.start is not None
-    weights, _ = load_start(type(dense)(tmp_path / config.run_name), config.start)
+    weights, *_ = load_start(type(dense)(tmp_path / config.run_name), config.start)
     initial = dense.read_tensors("init.safetensors")
     assert not torch.equal(weights["conv1.weight"], initial["conv1.weight"])
 
@@ -283,6 +279,33 @@ def test_scratch_b_spends_the_multiply_adds_of_the_dense_net_but_at_most_twice_t
     assert twice.epochs == 2 * CONFIG.epochs
     assert twice.schedule.milestones == (4, 6), "the schedule is stretched with the epochs"
     assert share_of_macs(CONFIG, Mask({})) == 1
+
+
+def test_a_filter_that_is_gone_takes_what_reads_it_along() -> None:
+    model = network_without_data(CONFIG)
+    each = count_macs_per_weight(model, torch.zeros(1, 1, 8, 8))
+    mask = soft_filters.weak_filters_out(model, 0.5)
+    conv1, conv2, fc = (each[f"{n}.weight"] * w.numel() for n, w in weights_of(model).items())
+    first, second = (float(mask[f"{n}.weight"].float().mean()) for n in ("conv1", "conv2"))
+    kept = first * conv1 + first * second * conv2 + second * fc
+    assert share_of_macs(CONFIG, mask) == pytest.approx(kept / (conv1 + conv2 + fc))
+
+
+def weights_of(model: nn.Module) -> dict[str, torch.Tensor]:
+    kinds = (nn.Conv2d, nn.Linear)
+    return {name: m.weight for name, m in model.named_modules() if isinstance(m, kinds)}
+
+
+def test_single_weights_that_are_gone_are_counted_one_by_one() -> None:
+    model = network_without_data(CONFIG)
+    kept = torch.ones_like(weights_of(model)["fc"], dtype=torch.bool)
+    kept[:, ::2] = False
+    kept[0] = True
+    each = count_macs_per_weight(model, torch.zeros(1, 1, 8, 8))
+    total = sum(each[f"{n}.weight"] * w.numel() for n, w in weights_of(model).items())
+    gone = each["fc.weight"] * int((~kept).sum())
+    found = share_of_macs(CONFIG, Mask({"fc.weight": kept}))
+    assert found == pytest.approx(1 - gone / total)
 
 
 # ---------------------------------------------------------------------- iterative
@@ -304,7 +327,7 @@ def test_han_retrains_the_weights_that_are_left_and_never_takes_one_back(
     for wanted in iterative.densities(0.1, 3):
         config = iterative.next_round(parent, wanted, tmp_path, epochs=1)
         assert config.start is not None
-        _, mask = load_start(type(dense)(tmp_path / config.run_name), config.start)
+        *_, mask = load_start(type(dense)(tmp_path / config.run_name), config.start)
         last = parent.load(LAST)
         assert last is not None
         weights = last.part("model")
@@ -320,9 +343,16 @@ def test_han_retrains_the_weights_that_are_left_and_never_takes_one_back(
     assert masks[1].issubset(masks[0])
 
 
-def test_gradual_pruning_ends_at_its_density(tmp_path: Path) -> None:
-    run = train(gradually_pruned(CONFIG, 0.2, every=2), Place(runs=tmp_path))
+def test_gradual_pruning_ends_at_its_density_in_every_layer(tmp_path: Path) -> None:
+    config = gradually_pruned(CONFIG, 0.2, every=2)
+    methods.gradual(config, Place(runs=tmp_path), {}, None)
+    run = RunDir(tmp_path / config.run_name)
+    for name, weight in weights_of(trained_network(run)).items():
+        left = float((weight != 0).float().mean())
+        assert left == pytest.approx(0.2, abs=0.02), f"{name}: Zhu and Gupta prune each layer alike"
     record = run.records()[-1]
     assert record["density"] == pytest.approx(0.2, abs=0.01)
     densities = [r["density"] for r in run.records() if "density" in r]
     assert densities == sorted(densities, reverse=True)
+    with pytest.raises(ConfigError, match="name must end in '-gradual-by-layer', got 'net'"):
+        methods.gradual(CONFIG, Place(runs=tmp_path), {}, None)

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
 from dessilbi.lab.config import Config, ConfigError
+from dessilbi.lab.data.splits import Pixels, TensorSplit
 from dessilbi.lab.optimizers import COMPETITORS
 from dessilbi.lab.sweep_executors import InProcess
 from dessilbi.lab.train import Place
 from dessilbi.paper import cost
 from dessilbi.paper.published import FIGURES, TABLES
 from dessilbi.paper.recipe import SCALES
-from dessilbi.paper.recipes import RECIPES, find
+from dessilbi.paper.recipes import RECIPES, ablation, find, gradients, lottery
 from dessilbi.paper.reproduce import publish, reproduce
+from dessilbi.paper.results import Record, Results
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from dessilbi.paper.figures import Panel
     from dessilbi.paper.recipe import Scale
 
 # The others repeat these with another network, data set or warm-up.
@@ -62,6 +67,34 @@ def test_a_plan_is_sound(name: str, scale: Scale) -> None:
     assert recipe.costs[scale]
     assert scale == "paper" or recipe.cuts[scale], "what is cut is said"
     assert len(recipe.jobs(scale, 2)) >= len(recipe.jobs(scale, 1))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_costs_and_cuts_say_what_is_so_whatever_is_asked_for(name: str) -> None:
+    recipe = RECIPES[name]
+    assert not any("GPU on" in cost for cost in recipe.costs.values())
+    cuts = [cut for scale in SCALES for cut in recipe.cuts.get(scale, ())]
+    assert not any("seed" in cut for cut in cuts), "--seeds decides how many there are"
+
+
+def test_the_plan_of_a_lottery_knows_how_long_its_runs_are() -> None:
+    jobs = RECIPES["lottery-vgg-16"].jobs("paper", 1) + RECIPES["lottery-vgg-16-lasso"].jobs(
+        "paper", 1
+    )
+    epochs = {
+        str(job.labels["method"]): job.weight
+        for job in jobs
+        if str(job.labels["at"]).startswith("density 0.4")
+    }
+    assert epochs == {
+        "Network Slimming": 40,
+        "Soft Filter Pruning": 160,
+        "Scratch-E": 160,
+        "Scratch-B": 320,
+        "Rethinking-Lottery": 160,
+        "Iterative-Pruning-A": 40,
+        "Iterative-Pruning-B": 160,
+    }
 
 
 def test_the_big_table_has_the_papers_setting() -> None:
@@ -135,6 +168,70 @@ def test_fine_tuning_keeps_the_epochs_that_it_rewinds_to() -> None:
 def test_an_unknown_recipe_is_an_error_with_a_hint() -> None:
     with pytest.raises(ConfigError, match="did you mean 'table-mnist'"):
         find("table-mnst")
+
+
+# ---------------------------------------------------------------------- figures
+
+
+@pytest.mark.parametrize(
+    ("classes", "wanted"),
+    [
+        (("n01704323", "n01728572", "n01770081"), 2500),  # ImageNet's folders
+        (("cat", "water snake", "dog"), 2500),
+        (("cat", "cow", "dog"), 0),
+    ],
+)
+def test_the_first_snake_is_found_by_its_label_and_nothing_else_is_decoded(
+    classes: tuple[str, ...], wanted: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    labels = torch.arange(3).repeat_interleave(2500)  # in class order, as ImageNet's are
+    images = torch.zeros(7500, 1, 1, 2, dtype=torch.uint8)
+    images[wanted, 0, 0, 1] = 255
+    decoded: list[int] = []
+
+    class Counting(Pixels):
+        def __call__(self, raw: torch.Tensor) -> torch.Tensor:
+            decoded.append(len(raw))
+            return super().__call__(raw)
+
+    test = TensorSplit(images, labels, Counting(255, torch.float32))
+    data = SimpleNamespace(classes=classes, test=test)
+    monkeypatch.setattr(gradients, "load_data", lambda *_: data)
+    image = gradients._snake(Config(), Place(runs=tmp_path))
+    assert image.tolist() == [[[0.0, 1.0]]]
+    assert decoded == [1]
+
+
+@pytest.mark.parametrize(
+    ("seeds", "title"),
+    [
+        (1, "ResNet-8 for ResNet-56, ablation-nu, cpu scale; one seed"),
+        (2, "ResNet-8 for ResNet-56, ablation-nu, cpu scale; mean and deviation over seeds"),
+    ],
+)
+def test_the_title_of_a_figure_says_what_was_trained(
+    seeds: int, title: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    titles: list[str] = []
+
+    def draw(panels: list[Panel], file: Path, title: str, columns: int = 2) -> list[Path]:
+        titles.append(title)
+        return []
+
+    for module in (ablation, lottery):
+        monkeypatch.setattr(module, "draw_panels", draw)
+    results = Results("ablation-nu", "cpu")
+    for seed in range(seeds):
+        labels = {"network": "resnet-56", "setting": "sgd", "seed": seed}
+        results.records[str(seed)] = Record(labels, "done", {"curves": {}})
+    RECIPES["ablation-nu"].draw(results, tmp_path, Place())
+    assert titles[1] == title
+    RECIPES["lottery-vgg-16"].draw(Results("", "cpu"), tmp_path, Place())
+    RECIPES["lottery-vgg-16-lasso"].draw(Results("", "paper"), tmp_path, Place())
+    assert titles[2:] == [
+        "vgg-4 for VGG-16, by filter, cpu scale",
+        "VGG-16, by weight, paper scale",
+    ]
 
 
 @pytest.fixture(scope="module")

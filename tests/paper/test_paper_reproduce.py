@@ -9,14 +9,22 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dessilbi.cli import main
+from dessilbi.lab.config import Config
 from dessilbi.lab.sweep_executors import Cluster, Ended, InProcess, Processes
-from dessilbi.lab.sweep_work import INTERRUPTED, Order
+from dessilbi.lab.sweep_work import FAILED, INTERRUPTED, Order
 from dessilbi.lab.train import Interrupted, Place
 from dessilbi.paper.commands import ReproduceCommand, executor_of, parameters, threads_of
 from dessilbi.paper.recipe import SCALES
 from dessilbi.paper.recipes import RECIPES
-from dessilbi.paper.reproduce import refresh_docs, reproduce, results_file, without_results
-from dessilbi.paper.results import Results
+from dessilbi.paper.reproduce import (
+    command,
+    refresh_docs,
+    reproduce,
+    results_file,
+    state,
+    without_results,
+)
+from dessilbi.paper.results import Record, Results
 
 if TYPE_CHECKING:
     from dessilbi.lab.rundir import RunDir
@@ -38,6 +46,14 @@ class StopsAfter(InProcess):
         found = super().start(key, order)
         assert isinstance(found, Ended)
         return found
+
+
+@dataclass
+class Fails(InProcess):
+    """Runs nothing."""
+
+    def start(self, key: str, order: Order) -> Ended:
+        return Ended(FAILED, "the data is gone")
 
 
 def test_a_stopped_recipe_goes_on_and_a_partial_table_is_valid(tmp_path: Path) -> None:
@@ -124,7 +140,77 @@ def test_a_run_that_is_made_again_takes_the_place_of_the_published_one(tmp_path:
     assert mine.records[key].values["density"] >= 0
 
 
+def test_a_run_that_fails_when_it_is_made_again_keeps_its_result(tmp_path: Path) -> None:
+    tuned = RECIPES["finetune-lenet-3"]
+    file = results_file(tmp_path, tuned.name, "smoke")
+    published = Results(tuned.name, "smoke")
+    jobs = tuned.jobs("smoke", None)
+    for job in jobs:
+        name = job.config.run_name if isinstance(job.config, Config) else "made-later"
+        published.records[job.key] = Record(dict(job.labels), "done", {"accuracy": 98.0}, name)
+    published.save(file)
+    place, failed = Place(runs=tmp_path / "gone"), list[str]()
+    found = reproduce(tuned, "smoke", Fails(), place, tmp_path, failed=failed.append)
+    assert found.records == published.records
+    assert sorted(failed) == sorted(job.key for job in jobs), "failed and skipped"
+    assert Results.load(file, tuned.name, "smoke").records == published.records
+
+    published.records[jobs[0].key].run = "of-other-settings"
+    published.save(file)
+    found = reproduce(tuned, "smoke", Fails(), place, tmp_path)
+    assert {k for k, r in found.records.items() if r.status != "done"} == {jobs[0].key}
+
+
+def test_two_processes_that_run_parts_of_a_recipe_keep_each_others_results(tmp_path: Path) -> None:
+    place = Place(runs=tmp_path / "runs")
+    asked: list[int] = []
+
+    def measure(run: RunDir, job: object, place: Place) -> dict[str, float]:
+        asked.append(run.config().seed)
+        if asked == [0]:  # while the first process is at work, another one runs and ends
+            reproduce(part, "smoke", InProcess(), place, tmp_path, seeds=2, only="seed=1")
+        return {"density": 0.5}
+
+    part = replace(LAYERS, measure=measure)
+    found = reproduce(part, "smoke", InProcess(), place, tmp_path, seeds=2, only="seed=0")
+    assert asked == [0, 1]
+    assert found.done == 2
+    assert Results.load(results_file(tmp_path, part.name, "smoke"), part.name, "smoke") == found
+
+
+@pytest.mark.parametrize(
+    ("name", "scale", "planned", "seeds", "option", "total"),
+    [
+        ("ablation-kappa", "cpu", 10, 1, " --seeds 1", 20),  # two seeds are the scale's own
+        ("ablation-kappa", "cpu", 20, 2, "", 20),
+        ("ablation-kappa", "cpu", 30, 3, " --seeds 3", 30),
+        ("table-mnist", "paper", 19, 1, "", 19),  # begun, and not asked for with fewer seeds
+        ("table-mnist", "paper", 13, 1, " --seeds 1", 19),
+    ],
+)
+def test_results_say_what_was_asked_for_and_count_against_the_whole_recipe(
+    name: str, scale: str, planned: int, seeds: int, option: str, total: int
+) -> None:
+    results = Results(name, scale, planned)
+    for seed in range(seeds):
+        results.records[str(seed)] = Record({"seed": seed}, "done")
+    assert command(RECIPES[name], results) == f"dessilbi reproduce {name} --scale {scale}{option}"
+    assert state(RECIPES[name], results).startswith(f"{seeds} of {total} runs done; seeds 0")
+
+
 # ---------------------------------------------------------------------- the command
+
+
+def test_the_command_fails_when_a_run_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("dessilbi.paper.commands.executor_of", lambda command: Fails())
+    with pytest.raises(SystemExit) as caught:
+        main(["reproduce", "layers-lenet-3", "--runs", str(tmp_path)])
+    assert caught.value.code == 1
+    said = capsys.readouterr()
+    assert "0 of 1 runs done, 1 failed or skipped" in said.out
+    assert said.err == "failed or skipped: lenet-3/DessiLBI/seed=0\n"
 
 
 def test_list_names_every_recipe_with_its_costs(capsys: pytest.CaptureFixture[str]) -> None:

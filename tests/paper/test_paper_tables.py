@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 from typing import TYPE_CHECKING
 
 import pytest
 
-from dessilbi.paper.figures import Line, Panel, Points, draw_panels
+from dessilbi.lab.rundir import RunError
+from dessilbi.paper.figures import Line, Panel, Points, _figure, _panel, draw_panels
+from dessilbi.paper.recipes import RECIPES
 from dessilbi.paper.results import Record, Results
 from dessilbi.paper.tables import Cell, Table
 
@@ -89,6 +92,14 @@ def test_figures_are_png_and_svg_with_labels_and_the_same_each_time(tmp_path: Pa
     assert draw_panels([Panel("empty", "", "")], tmp_path / "none", "") == []
 
 
+def test_means_are_dots_and_only_several_seeds_have_a_deviation() -> None:
+    axes = _figure(4, 3).subplots()
+    _panel(Panel("", "", "accuracy, %", means={"one": [97.0], "two": [96.0, 98.0]}), axes)
+    assert not axes.patches, "a bar says something untrue on an axis that does not begin at 0"
+    assert axes.get_ylim()[0] > 0
+    assert [bar.has_yerr for bar in axes.containers] == [False, True]
+
+
 def results() -> Results:
     found = Results("table-mnist", "smoke", planned=4)
     for seed, accuracy in ((1, 98.0), (0, 99.0), (2, 10.0)):
@@ -111,6 +122,76 @@ def test_collapsed_and_failed_runs_are_counted_but_not_averaged() -> None:
     assert found.collapsed(row="a") == 1
     assert found.values("accuracy", row="b") == []
     assert found.done == 3
+
+
+def recipe_results(name: str, scale: str, labels: dict[str, str], values: object) -> Results:
+    """Seed 0 learned, seed 1 collapsed with the same values."""
+    found = Results(name, scale)
+    for seed in (0, 1):
+        content = {**values, "collapsed": seed == 1}  # type: ignore[dict-item]
+        found.records[str(seed)] = Record({**labels, "seed": seed}, "done", content)
+    return found
+
+
+CURVES = {"density": [0.1] * 16, "sparse_accuracy": [50.0] * 16}
+
+
+@pytest.mark.parametrize(
+    ("name", "labels", "values"),
+    [
+        (
+            "finetune-lenet-3",
+            {"network": "lenet-3", "method": "DessiLBI"},
+            {
+                "density": 0.1,
+                "densities": {f"fc{i}.weight": 0.1 for i in (1, 2, 3)},
+                "accuracy": 9.0,
+                "sparse_accuracy": 9.0,
+            },
+        ),
+        ("ablation-nu", {"network": "vgg-16", "setting": "nu=100"}, {"curves": CURVES}),
+        (
+            "filters-lenet-5",
+            {"method": "DessiLBI"},
+            {"accuracy": 9.0, "inside": [0], "norms": [[1.0, 2.0]]},
+        ),
+        ("gradients-resnet-18", {"method": "SGD"}, {"accuracy": 9.0}),
+        ("lottery-vgg-16", {"method": "SGD", "at": "dense"}, {"accuracy": 9.0}),
+    ],
+)
+def test_no_table_averages_a_seed_that_collapsed(
+    name: str, labels: dict[str, str], values: dict[str, object]
+) -> None:
+    found = recipe_results(name, "cpu", labels, values)
+    cells = [c for t in RECIPES[name].tables(found) for c in t.cells if c.ours or c.collapsed]
+    assert cells
+    filled = [c for c in cells if c.ours]
+    assert {(len(c.ours), c.collapsed) for c in filled} == {(1, 1)}
+    assert len(filled) >= {"finetune-lenet-3": 6, "ablation-nu": 8, "filters-lenet-5": 2}.get(
+        name, 1
+    )
+
+
+def test_a_full_disk_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("dessilbi.paper.results.write_whole", full)
+    with pytest.raises(
+        RunError, match=r"cannot write .*r\.json: No space left on device; the runs"
+    ):
+        results().save(tmp_path / "r.json")
+
+
+def test_a_change_is_made_to_what_the_file_holds_now(tmp_path: Path) -> None:
+    file = tmp_path / "new" / "r.json"
+    for key in ("a", "b"):
+        with Results.changed(file, "cost", "cpu") as found:
+            found.records[key] = Record({}, "done")
+    assert list(Results.load(file, "cost", "cpu").records) == ["a", "b"]
+    with pytest.raises(ZeroDivisionError), Results.changed(file, "cost", "cpu") as found:
+        found.records["c"] = Record({"seed": 1 // 0}, "done")
+    assert list(Results.load(file, "cost", "cpu").records) == ["a", "b"]
 
 
 def test_foreign_files_of_results_are_refused(tmp_path: Path) -> None:

@@ -147,6 +147,31 @@ def test_truncated_is_the_path_as_it_was():
     train(net, opt, rec, start=17)
     assert same(rec.path.truncated(step=17, epoch=3), early)
     assert rec.path.truncated(epoch=2).epochs == (0, 1, 2)
+    assert same(rec.path.truncated(epoch=2), rec.path.truncated(step=2 * EPOCH))
+    assert rec.path.truncated(epoch=1).step == EPOCH
+    assert rec.path.truncated(step=7, epoch=0).step == 7
+
+
+def test_a_path_is_resumed_at_a_marked_epoch():
+    whole = recorded()
+    net, opt = make()
+    rec = PathRecorder(net, opt)
+    rec.record(0)
+    train(net, opt, rec, stop=2 * EPOCH)
+    resumed = PathRecorder(net, opt, path=whole.truncated(epoch=2))
+    rec.close()
+    train(net, opt, resumed, start=2 * EPOCH)
+    assert same(resumed.path, whole)
+
+
+def test_a_path_cut_before_its_first_mark_begins_anew():
+    net, opt = make()
+    rec = PathRecorder(net, opt)
+    train(net, opt, rec, stop=EPOCH)
+    assert rec.path.epochs == (1,)
+    early = rec.path.truncated(epoch=0)
+    assert early.step == 0
+    assert len(early.event_log.all().steps) == 0
 
 
 def test_a_step_that_only_creates_state_is_not_counted():

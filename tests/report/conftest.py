@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from report_runs import add_budgets, conv_run, sgd_run
+from report_runs import add_budgets, conv_run, coupled_run, sgd_run, subnet_run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,3 +33,18 @@ def other(runs: Path) -> RunDir:
 @pytest.fixture(scope="session")
 def plain(runs: Path) -> RunDir:
     return sgd_run(runs)
+
+
+@pytest.fixture(scope="session")
+def coupled(runs: Path) -> RunDir:
+    return coupled_run(runs, lambd=0.56)
+
+
+@pytest.fixture(scope="session")
+def shorter(runs: Path) -> RunDir:
+    return conv_run(runs, epochs=2, keep=())
+
+
+@pytest.fixture(scope="session")
+def retrained(run: RunDir) -> RunDir:
+    return subnet_run(run, "finetune", epochs=2)

@@ -7,11 +7,16 @@ import shutil
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
 from dessilbi.lab.config import Config, ModelConfig, OptimizerConfig
+from dessilbi.lab.subnets import Choice, Retrain, prepare
 from dessilbi.lab.train import Place, train
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from torch import Tensor
 
     from dessilbi.lab.rundir import RunDir
 
@@ -37,6 +42,40 @@ def sgd_run(runs: Path) -> RunDir:
     return train(replace(CONV, name="sgd", optimizer=sgd, keep=()), Place(runs=runs))
 
 
+class ResidualNet(nn.Module):
+    """The filters of ``stem`` and ``write`` are the same channels, those of ``read`` are not."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(1, 8, 3, padding=1)
+        self.read = nn.Conv2d(8, 8, 3, padding=1)
+        self.write = nn.Conv2d(8, 8, 3, padding=1)
+        self.fc = nn.Linear(8, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x).relu()
+        x = x + self.write(self.read(x).relu())
+        logits: Tensor = self.fc(x.mean((2, 3)))
+        return logits
+
+
+def coupled_run(runs: Path, **thresholds: float) -> RunDir:
+    """Filters of two layers enter together, at the norm of both."""
+    config = replace(
+        CONV, name="coupled", model=ModelConfig(name="report_runs:ResidualNet"),
+        optimizer=OptimizerConfig(lr=0.1, momentum=0.9, nu=2.0, coupled=True, **thresholds),
+        epochs=2, keep=(1,),
+    )  # fmt: skip
+    return train(config, Place(runs=runs))
+
+
+def subnet_run(parent: RunDir, how: str | None, **changes: Any) -> RunDir:
+    """What `dessilbi subnet --density 0.3` makes."""
+    runs = parent.path.parent / "subnets"
+    config = prepare(parent, Choice(density=0.3), Retrain.parse(how), runs, **changes)
+    return train(config, Place(runs=runs))
+
+
 def add_budgets(run: RunDir) -> None:
     """What `dessilbi frontier` and `dessilbi compact` would leave."""
     points = [
@@ -50,6 +89,7 @@ def add_budgets(run: RunDir) -> None:
     times = {"batch": 1, "dense": {"median": 0.2}, "compact": {"median": 0.1}}
     report = {
         "chosen": "density 0.2 by magnitude, 20.00% of the weights",
+        "density": 0.2, "accuracy": 88.0, "judged_on": "test", "recalibrated": False,
         "dense": whole, "compact": size, "latency": [times], "largest_difference": 1e-7,
     }  # fmt: skip
     run.write("compact-0.2/report.json", json.dumps(report).encode())

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import csv
+import json
+import shutil
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from report_runs import find_browser
 
-from dessilbi.report import write_report
+from dessilbi.report import read_run, write_report
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,6 +48,7 @@ INK = """(key) => {
   return [sum, colours.size];
 }"""
 KEYS = "() => window.dessilbiReport.panels.filter((p) => !p.figure.hidden).map((p) => p.key)"
+NOTHING = "\N{EN DASH}"
 FRAMES = "() => new Promise((r) => requestAnimationFrame(() => requestAnimationFrame(r)))"
 
 
@@ -57,13 +61,28 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def files(run: RunDir, other: RunDir, plain: RunDir, tmp_path_factory: Any) -> dict[str, Path]:
+def files(
+    run: RunDir, other: RunDir, plain: RunDir, shorter: RunDir, coupled: RunDir, retrained: RunDir,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, Path]:  # fmt: skip
     folder = tmp_path_factory.mktemp("pages")
+    watched = shutil.copytree(shorter.path, folder / shorter.path.name)
+    np.savez(watched / "lyapunov.npz", step=np.arange(1, 25), F=np.linspace(2, 1, 24))
+    budgets = shutil.copytree(run.path, folder / run.path.name)
+    frontier = json.loads((budgets / "frontier.json").read_text()) | {"judged_on": "validation"}
+    (budgets / "frontier.json").write_text(json.dumps(frontier))
     written = {"one": write_report([run.path], folder / "one.html")}
     with pytest.MonkeyPatch.context() as patch:  # still figures take seconds; one page has them
         patch.setattr("dessilbi.report.page.stills", lambda _: {})
-        for name, chosen in {"three": [run, other, plain], "plain": [plain]}.items():
-            written[name] = write_report([r.path for r in chosen], folder / f"{name}.html")
+        for name, chosen in {
+            "three": [run.path, other.path, plain.path],
+            "plain": [plain.path],
+            "shorter": [watched, run.path],
+            "validation": [budgets],
+            "coupled": [coupled.path],
+            "retrained": [retrained.path],
+        }.items():
+            written[name] = write_report(chosen, folder / f"{name}.html")
     return written
 
 
@@ -239,6 +258,75 @@ def test_runs_are_chosen(browser: Any, files: dict[str, Path]) -> None:
         assert page.evaluate(KEYS) == ["accuracy", "loss", "budgets", "dynamics"]
         page.select_option("#run", "0")
         assert ink(page) == before
+
+
+def numbers(page: Any) -> dict[str, str]:
+    """What stands in large on top."""
+    items = "[...document.querySelectorAll('#figures > div')].map((i) => [...i.children])"
+    return dict(page.evaluate(f"{items}.map((c) => c.map((e) => e.textContent))"))
+
+
+def test_a_run_that_ended_earlier_shows_its_end(
+    browser: Any, files: dict[str, Path], shorter: RunDir
+) -> None:
+    last = shorter.records()[-1]
+    with opened(browser, files["shorter"]) as page:
+        assert page.inner_text("#epoch-out") == "4"
+        shown = numbers(page)
+        assert shown["at epoch"] == "2"
+        assert shown["all weights"] == f"{last['accuracy']:.2f}\u00a0%"
+        assert NOTHING not in shown.values()
+        for key in ("accuracy", "loss", "densities"):
+            assert page.inner_text(f"#panel-{key} .readout").startswith("Epoch 2: "), key
+        slide(page, 0)
+        assert numbers(page)["all weights"] == NOTHING, "nothing was evaluated before training"
+        slide(page, 2)
+        assert "at epoch" not in numbers(page)
+        page.select_option("#run", "1")
+        slide(page, 4)
+        assert "at epoch" not in numbers(page)
+        rows = page.evaluate("window.dessilbiReport.panels.map((p) => [p.key, p.spec.csv(p)])")
+        F = [row for row in dict(rows)["dynamics"] if row[0].startswith("Lyapunov")]
+        assert F[-1][2] == 2, "its own last epoch, not that of the longest run"
+
+
+def test_budgets_name_the_images_of_the_frontier(browser: Any, files: dict[str, Path]) -> None:
+    label = "window.dessilbiReport.panels.find((p) => p.key === 'budgets').yLabel"
+    with opened(browser, files["one"]) as page:
+        assert page.evaluate(label) == "accuracy, % of the test images"
+    with opened(browser, files["validation"]) as page:
+        assert page.evaluate(label) == "accuracy, %"
+        legend = page.inner_text("#panel-budgets .legend")
+        assert "every budget (validation images)" in legend
+        assert "support, epoch by epoch (test images)" in legend
+
+
+def test_coupled_filters_have_the_recorded_gamma_and_the_joint_norm(
+    browser: Any, files: dict[str, Path], coupled: RunDir
+) -> None:
+    units = read_run(coupled.path).units
+    assert units is not None
+    with opened(browser, files["coupled"]) as page:
+        found = "window.dessilbiReport.report.runs[0].path"
+        Gamma = np.reshape(page.evaluate(f"[...{found}.Gamma]"), units.Gamma.shape)
+        np.testing.assert_allclose(Gamma, units.Gamma, atol=1e-4)
+        page.select_option("#layer", label="stem (8 filters)")
+        page.evaluate(FRAMES)
+        bars = page.evaluate("window.dessilbiReport.panels.find((p) => p.key === 'next').bars")
+        assert all((bar["ratio"] > 1) == bar["inside"] for bar in bars)
+        assert "They enter with those of write." in page.inner_text("#panel-next .readout")
+
+
+def test_labels_of_a_subnetwork(browser: Any, files: dict[str, Path]) -> None:
+    with opened(browser, files["retrained"]) as page:
+        shown = numbers(page)
+        assert "all weights" not in shown
+        assert {"the subnetwork", "kept by the mask"} <= shown.keys()
+        assert "the subnetwork" in page.inner_text("#panel-accuracy .legend")
+        assert "the subnetwork" in page.inner_text("#panel-accuracy .readout")
+        page.select_option("#layer", label="conv2 (32 filters)")
+        page.evaluate(FRAMES)
+        assert "All of" not in page.inner_text("#panel-next .readout"), "most are masked"
 
 
 def test_narrow_dark_and_light(browser: Any, files: dict[str, Path]) -> None:

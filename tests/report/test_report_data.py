@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 import torch
+from report_runs import coupled_run, subnet_run
 
+from dessilbi.lab.config import OptimizerConfig
 from dessilbi.lab.rundir import LAST, PATH, RunDir, RunError
 from dessilbi.path import support_distance
 from dessilbi.path.layers import make_layers
@@ -58,7 +60,7 @@ def test_gamma_of_a_kept_epoch_has_the_recorded_norms_and_support(run: RunDir) -
     checkpoint = run.load("checkpoint-2")
     assert checkpoint is not None
     for layer in path.layers:
-        Gamma = gamma_of(layer, twins_of(checkpoint, path)[layer.name], path)
+        Gamma = gamma_of(layer, twins_of(checkpoint, path)[layer.name], path, 2)
         torch.testing.assert_close(layer.norms(Gamma), path.norms(2, layer.name).Gamma)
         assert torch.equal(Gamma != 0, path.support(2)[layer.name])
     assert [kept.epoch for kept in data.kept] == [0, 2, 4], "the last one counts as kept"
@@ -120,12 +122,115 @@ def test_the_story_is_that_of_the_numbers(run: RunDir, plain: RunDir) -> None:
     assert f"{read_run(plain.path).last['accuracy']:.2f}" in story(read_run(plain.path))[0]
 
 
-def test_budgets_and_compact_networks_are_joined(run: RunDir) -> None:
+def test_a_compact_network_has_its_own_accuracy(run: RunDir, copy: RunDir) -> None:
+    """Not that of the budget of its density, which is recalibrated and may be another mask."""
     budgets = read_run(run.path).budgets
     assert [p.accuracy for p in budgets.points] == [30.0, 90.0, 95.0]
     (compact,) = budgets.compacts
     assert compact.latency == ((1, 0.2, 0.1),)
-    assert budgets.accuracy(compact) == 90.0
+    assert (compact.accuracy, compact.judged_on, compact.recalibrated) == (88.0, "test", False)
+    values, _ = make_payload([read_run(run.path)])
+    assert values["runs"][0]["compacts"][0]["accuracy"] == 88.0
+
+    file = copy.path / "compact-0.2" / "report.json"
+    older = json.loads(file.read_text())
+    del older["accuracy"], older["judged_on"], older["recalibrated"], older["density"]
+    file.write_text(json.dumps(older))
+    (compact,) = read_run(copy.path).budgets.compacts
+    assert compact.accuracy is None, "a file from before does not say"
+
+
+# ---------------------------------------------------------------------- coupled filters
+
+
+def test_coupled_filters_are_compared_by_their_joint_norm(coupled: RunDir) -> None:
+    data = read_run(coupled.path)
+    path, units = data.path, data.units
+    assert path is not None
+    assert units is not None
+    assert units.partners == {"stem.weight": ("write.weight",), "write.weight": ("stem.weight",)}
+    stem, read, write = (
+        units.rows(path.layers, f"{name}.weight") for name in ("stem", "read", "write")
+    )
+    assert np.array_equal(units.joint[:, stem], units.joint[:, write])
+    together = np.hypot(units.V[:, stem], units.V[:, write])
+    np.testing.assert_allclose(units.joint[:, stem], together, rtol=1e-6)
+    np.testing.assert_allclose(units.joint[:, read], units.V[:, read])
+    for rows in (stem, read, write):
+        above = units.joint[:, rows] > units.threshold[rows]
+        assert np.array_equal(above, units.inside[:, rows] > 0)
+    assert 0 < (units.inside[-1, stem] > 0).sum() < 8, "some are in, some are next"
+    alone = units.V[:, stem] > units.threshold[stem]
+    assert not np.array_equal(alone, units.inside[:, stem] > 0), "the case is a case"
+
+
+def test_gamma_of_coupled_filters_is_the_recorded_one(coupled: RunDir) -> None:
+    data = read_run(coupled.path)
+    assert data.path is not None
+    for name, epoch in (("checkpoint-1", 1), (LAST, 2)):
+        checkpoint = coupled.load(name)
+        assert checkpoint is not None
+        for layer in data.path.layers:
+            V = twins_of(checkpoint, data.path)[layer.name]
+            Gamma = gamma_of(layer, V, data.path, epoch)
+            torch.testing.assert_close(
+                layer.norms(Gamma), data.path.norms(epoch, layer.name).Gamma, rtol=1e-4, atol=1e-6
+            )
+            assert torch.equal(Gamma != 0, data.path.support(epoch)[layer.name])
+    values, _ = make_payload([data])
+    layers = {one["short"]: one for one in values["runs"][0]["path"]["layers"]}
+    assert layers["stem"]["partners"] == ["write"]
+    assert all(one["gamma_stored"] for one in layers.values())
+
+
+@pytest.mark.parametrize("options", [{"lambd": 1e3}, {"init_scaled": 1e3}], ids=str)
+def test_before_anything_entered_only_thresholds_tell_who_is_coupled(
+    tmp_path: Path, options: dict[str, float]
+) -> None:
+    units = read_run(coupled_run(tmp_path, **options).path).units
+    assert units is not None
+    if "lambd" in options:
+        assert units.partners == {}
+        assert np.isnan(units.threshold).all(), "no bars rather than wrong ones"
+    else:
+        assert units.partners is not None
+        assert units.partners.keys() == {"stem.weight", "write.weight"}
+        assert not np.isnan(units.threshold[: 3 * 8]).any()
+
+
+# ---------------------------------------------------------------------- subnetworks
+
+
+def test_the_story_of_a_subnetwork_is_that_of_its_mask(run: RunDir, retrained: RunDir) -> None:
+    data = read_run(retrained.path)
+    before = retrained.records()[0]
+    (text,) = (sentence.replace("\u00a0", " ") for sentence in story(data))
+    assert text == (
+        f"After 2 epochs the subnetwork ({100 * before['density']:.1f} % of the weights, chosen in "
+        f"{run.path.name}: density 0.3 by magnitude) gets {data.last['accuracy']:.2f} % of the "
+        f"test images right; before training it was {before['accuracy']:.2f} %, "
+        f"{before['recalibrated_accuracy']:.2f} % with BatchNorm recalibrated."
+    )
+    values, _ = make_payload([data])
+    shown = values["runs"][0]
+    assert (shown["whole"], shown["mask_density"]) == ("the subnetwork", before["density"])
+    assert shown["records"]["recalibrated_accuracy"][0] is None, "the mask is not the support"
+    assert shown["records"]["density"][0] is None
+
+
+def test_a_subnetwork_as_it_is(run: RunDir) -> None:
+    (text,) = story(read_run(subnet_run(run, None).path))
+    assert text.startswith("As it is, the subnetwork (")
+    assert "Gamma" not in text
+
+
+def test_a_subnetwork_without_a_twin_keeps_the_density_of_its_mask(run: RunDir) -> None:
+    sgd = OptimizerConfig(name="sgd", lr=0.01)
+    made = subnet_run(run, "finetune", epochs=1, optimizer=sgd)
+    before = made.records()[0]
+    data = read_run(made.path)
+    assert [r["density"] for r in data.records] == [before["density"]] * 2
+    assert "of the weights, chosen in" in story(data)[0]
 
 
 # ---------------------------------------------------------------------- pictures and packing

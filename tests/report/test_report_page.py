@@ -13,11 +13,15 @@ import pytest
 from dessilbi.cli import main
 from dessilbi.lab.rundir import RunDir, RunError
 from dessilbi.report import FORMATS, make_page, read_run, write_figures, write_report
+from dessilbi.report.figures import make_figures
 from dessilbi.report.panels import panels_of
 from dessilbi.report.published import compare, method
+from dessilbi.report.tables import commands, epochs_table
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from matplotlib.axes import Axes
 
 EVIL = "</script><img src=x onerror=alert(1)>&\"'"
 
@@ -62,7 +66,53 @@ def test_every_panel_has_a_still_figure(run: RunDir, page: str) -> None:
 def test_tables_hold_config_environment_and_the_exact_command(run: RunDir, page: str) -> None:
     for text in ("optimizer.lambd", "packages.torch", "Every budget", "Compact networks"):
         assert text in page
-    assert f"dessilbi train {run.path.name}/config.json" in page
+    assert f"dessilbi train {run.path}/config.json --runs {run.path.parent}" in page
+
+
+def test_the_command_works_where_the_report_was_made(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(run.path.parent.parent)
+    folder = f"{run.path.parent.name}/{run.path.name}"
+    expected = f"dessilbi train {folder}/config.json --runs {run.path.parent.name}  "
+    assert expected in commands(read_run(folder))
+    monkeypatch.chdir(run.path)
+    expected = f"dessilbi train {run.path}/config.json --runs {run.path.parent}  "
+    assert expected in commands(read_run("."))
+
+
+def test_a_subnetwork_is_not_made_again_by_train(retrained: RunDir) -> None:
+    data = read_run(retrained.path)
+    assert "dessilbi train" not in commands(data)
+    data.environment["command"] = ["dessilbi", "subnet", "runs/a", "--density", "0.3"]
+    assert "dessilbi subnet runs/a --density 0.3    # as it was given" in commands(data)
+    data.environment.clear()
+    assert commands(data) == ""
+
+
+def test_labels_of_a_subnetwork(retrained: RunDir) -> None:
+    data = read_run(retrained.path)
+    (axes,) = make_figures([data])["accuracy"].axes
+    assert axes.get_legend_handles_labels()[1][0] == "the subnetwork"
+    assert panels_of([data])[0].words.startswith("Of the subnetwork, ")
+    assert "the subnetwork, %" in epochs_table(data)
+
+
+def test_the_images_of_the_budgets_are_those_of_the_frontier(run: RunDir, tmp_path: Path) -> None:
+    def axes(judged_on: str) -> Axes:
+        folder = tmp_path / judged_on / run.path.name
+        shutil.copytree(run.path, folder)
+        frontier = json.loads((folder / "frontier.json").read_text()) | {"judged_on": judged_on}
+        (folder / "frontier.json").write_text(json.dumps(frontier))
+        (found,) = make_figures([read_run(folder)])["budgets"].axes
+        return found
+
+    assert axes("test").get_ylabel() == "accuracy, % (test images)"
+    different = axes("validation")
+    assert different.get_ylabel() == "accuracy, %"
+    assert different.get_legend_handles_labels()[1] == [
+        "every budget (validation images)", "support, by epoch (test images)",
+    ]  # fmt: skip
 
 
 def test_files_are_small(run: RunDir, page: str) -> None:
@@ -148,6 +198,8 @@ def test_figures_refuse_what_they_do_not_know(run: RunDir, tmp_path: Path) -> No
         write_figures([run.path], tmp_path, ["gif"])
     with pytest.raises(ValueError, match=r"did you mean 'conv1\.weight'"):
         write_figures([run.path], tmp_path, ["png"], layer="conv1")
+    with pytest.raises(ValueError, match="name at least one of the formats png, svg, pdf"):
+        write_figures([run.path], tmp_path, [])
     with pytest.raises(RunError, match="name at least one run directory"):
         write_report([])
 
@@ -174,3 +226,18 @@ def test_a_fault_is_one_message(
     error = capsys.readouterr().err
     assert error.startswith("error: ")
     assert "is not a run directory" in error
+
+
+@pytest.mark.usefixtures("_no_stills")
+@pytest.mark.parametrize("command", ["report", "figures"])
+def test_where_nothing_can_be_written_the_way_out_is_an_option_of_the_command(
+    command: str, plain: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SystemExit) as stop:
+        main([command, str(plain.path), "-o", str(tmp_path / "file" / "out")])
+    assert stop.value.code == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: cannot write {tmp_path / 'file' / 'out'}: ")
+    assert "choose another folder with -o" in error
+    assert "--runs" not in error

@@ -87,6 +87,32 @@ def test_prune_once_and_fine_tune() -> None:
     assert pruning.mask == first
 
 
+def test_pruned_from_the_start() -> None:
+    net, opt = net_and_sgd()
+    pruning = GradualPruning(net, opt, 0.3, 20, split_parameters(net), begin=0.0, end=0.0)
+    steps(net, opt, 0, 1)
+    first = pruning.mask
+    assert first is not None
+    assert first.density == pytest.approx(0.3, abs=0.02)
+    steps(net, opt, 1, 3)
+    assert pruning.mask == first
+
+
+def test_a_dimension_counted_from_the_end() -> None:
+    masks = []
+    for dim in (-1, 1):
+        net, opt = net_and_sgd()
+        options = {"3": {"penalty": "group_lasso", "group_dim": dim}}
+        groups = split_parameters(net, options, exclude=("0",))
+        pruning = GradualPruning(net, opt, 0.3, 4, groups, begin=0.5, end=0.5)
+        steps(net, opt, 0, 2)
+        assert pruning.mask is not None
+        masks.append(pruning.mask)
+    assert masks[0] == masks[1]
+    columns = masks[0]["3.weight"]
+    assert torch.equal(columns.any(0), columns.all(0))
+
+
 def test_resumed_pruning_is_the_same() -> None:
     options: dict[str, Any] = {"begin": 0.1, "end": 0.6, "every": 4}
     net, opt = net_and_sgd()
@@ -183,6 +209,19 @@ def test_a_frozen_support_is_restored() -> None:
     steps(net, opt, 40, 50)
     steps(again, again_opt, 40, 50)
     assert all(torch.equal(a, b) for a, b in zip(net.parameters(), again.parameters(), strict=True))
+
+
+def test_the_pull_follows_a_learning_rate_that_was_loaded() -> None:
+    """Loading replaces the optimizer's groups, which schedulers then change."""
+    net = nn.Linear(4, 3, bias=False).double()
+    opt = DessiLBI(split_parameters(net), lr=0.1, nu=2.0)
+    FrozenSupport(net, opt, nu=0.4)
+    opt.load_state_dict(opt.state_dict())
+    opt.param_groups[0]["lr"] = 0.01
+    W = net.weight.detach().clone()
+    net.weight.grad = torch.zeros_like(W)
+    opt.step()
+    torch.testing.assert_close(net.weight.detach(), W * (1 - 0.01 / 2.0) * (1 - 0.01 / 0.4))
 
 
 def test_a_pull_must_be_positive() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,6 +15,7 @@ from compilers import needs_compiler
 from dessilbi import DessiLBI, PathRecorder, SolutionPath, split_parameters
 from dessilbi.optim._reference import Reference
 from dessilbi.subnet import NestedTraining
+from dessilbi.subnet.levels import FULL
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -193,6 +195,59 @@ def test_batchnorm_statistics_follow_the_whole_network() -> None:
         assert changed == (nested.budget == 1)
         seen.add(changed)
     assert seen == {True, False}
+
+
+def test_masked_batches_do_not_count_in_a_cumulative_average() -> None:
+    net, opt = make()
+    net.norm.momentum = None
+    nested = NestedTraining(net, opt, 20, lowest=0.02, **EARLY | {"full": 0.5})
+    seen = []
+    for step in range(20):
+        x, y = batch(step)
+        if nested._drawn() == FULL:
+            seen.append(net.conv(x).detach().mean((0, 2, 3)))
+        opt.zero_grad()
+        with nested:
+            cross_entropy(net(x), y).backward()
+        opt.step()
+    assert 5 < len(seen) < 15
+    assert net.norm.running_mean is not None
+    torch.testing.assert_close(net.norm.running_mean, torch.stack(seen).mean(0))
+
+
+@pytest.mark.parametrize("full", [0.0, 1.0])
+def test_a_step_within_the_context_is_refused(full: float) -> None:
+    """It would be lost where a subnetwork is in place, so it is refused from the first on."""
+    net, opt = make()
+    nested = NestedTraining(net, opt, 10, lowest=0.02, highest=0.5, **EARLY | {"full": full})
+    before, (x, y) = weights(net), batch(0)
+    with nested:
+        cross_entropy(net(x), y).backward()
+        with pytest.raises(RuntimeError, match="leave the `with` before"):
+            opt.step()
+    assert all(torch.equal(p.detach(), before[n]) for n, p in net.named_parameters())
+    nested.close()
+    with nested:
+        opt.step()
+
+
+def test_a_closure_may_open_and_close_the_context() -> None:
+    net, opt = make()
+    nested = NestedTraining(net, opt, 6, lowest=0.02, **EARLY)
+
+    def closure(step: int) -> float:
+        x, y = batch(step)
+        opt.zero_grad()
+        with nested:
+            loss = cross_entropy(net(x), y)
+            loss.backward()
+        return float(loss.detach())
+
+    for step in range(6):
+        opt.step(partial(closure, step))
+    other, other_opt = make()
+    train(other, other_opt, NestedTraining(other, other_opt, 6, lowest=0.02, **EARLY), 0, 6)
+    assert all(torch.equal(p, q) for p, q in zip(net.parameters(), other.parameters(), strict=True))
 
 
 # ---------------------------------------------------------------------- the draws

@@ -164,10 +164,8 @@ def test_what_the_mask_does_not_name_can_be_written_within() -> None:
     with project(net, make_mask(net)), torch.no_grad():
         net[4].bias.fill_(7.0)
         net[4].weight.fill_(7.0)
-        net.train()(INPUTS)  # moves BatchNorm's statistics
     assert bool((net[4].bias == 7).all())
     assert same(net[4].weight, before["4.weight"])
-    assert int(net[1].num_batches_tracked) == 1
 
 
 def test_an_empty_mask_and_frozen_weights_are_fine() -> None:

@@ -16,6 +16,7 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from . import operations as ops
+from .check import difference, random_like
 from .coupling import coupled_channels
 from .errors import CompactError
 from .tracing import as_arguments
@@ -33,6 +34,9 @@ weight gradient of a strided one writes beyond its memory below (torch 2.13; see
 channels, one less than a vector of that machine had numbers, and others have vectors of 16)."""
 _FEW = 8
 """A network with a layer of fewer filters is faster channels first on a CPU."""
+
+_ROUNDING = 1e-3
+"""Two ways to compute the same network differ by less, relative to its outputs."""
 
 Places = tuple["Tensor | None", "Tensor | None"]
 """The rows and the columns that stay; ``None`` for all."""
@@ -62,54 +66,80 @@ class Narrow:
 
     def __init__(self, model: nn.Module, example_input: Any) -> None:
         self._model = model
-        self._params = dict(model.named_parameters())
+        self.params: dict[str, nn.Parameter] = dict(model.named_parameters())
+        known = _with_known_norms(model)
+        self._shapes = {name: p.shape for name, p in known.named_parameters()}
         grouped = {
             f"{name}.weight" for name, m in model.named_modules() if getattr(m, "groups", 1) != 1
         }
         self.sets: list[Coupled] = [
             one
-            for one in coupled_channels(_with_known_norms(model), example_input)
+            for one in coupled_channels(known, example_input)
             # The number of groups is part of a layer, not of its weights.
             if one.free and not any(m.parameter in grouped for m in one.members)
         ]
-        """Channels that can be cut."""
+        """Channels that can be cut. A BatchNorm layer without parameters is a member by those that
+        it would have, which are not in :attr:`params`."""
         self._statistics = {
             f"{name}.weight": [f"{name}.running_mean", f"{name}.running_var"]
             for name, m in model.named_modules()
-            if isinstance(m, _BatchNorm) and m.affine and m.track_running_stats
+            if isinstance(m, _BatchNorm) and m.track_running_stats
         }
         self._try(as_arguments(example_input))
 
     def _try(self, arguments: tuple[Any, ...]) -> None:
-        """A network of half the channels must run."""
+        """A network of half the channels must run, and be the one whose other half is zero."""
         kept = [torch.arange(one.channels) < (one.channels + 1) // 2 for one in self.sets]
         copy = deepcopy(self._model).eval()
         cut = self.cut(kept)
+        tensors = self._tensors(copy, cut)
         with torch.no_grad():
             try:
-                functional_call(copy, self._tensors(copy, cut), arguments)
+                functional_call(copy, tensors, arguments)
             except (RuntimeError, ValueError) as error:
                 raise CompactError(
                     f"{type(self._model).__name__} does not run with fewer channels ({error}); "
                     "sizes that its code names, as in view(-1, 512), are the usual reason: use "
                     "flatten(1)"
                 ) from error
+            masked = deepcopy(copy)
+            stays = {name: rows for name, (rows, _) in cut.params.items()} | cut.buffers
+            for name, tensor in [*masked.named_parameters(), *masked.named_buffers()]:
+                rows = stays.get(name)
+                # The mean of what is zero is zero, as recalibration will find.
+                if rows is not None and not name.endswith("running_var"):
+                    off = torch.ones(len(tensor), dtype=torch.bool, device=tensor.device)
+                    off[rows] = False
+                    tensor[off] = 0
+        found = difference(
+            lambda *given: functional_call(copy, tensors, given),
+            masked,
+            [random_like(arguments, len(arguments[0]))],
+            "random",
+            choices=False,
+        )
+        if not found.relative <= _ROUNDING:
+            raise CompactError(
+                f"{type(self._model).__name__} with fewer channels is not the one whose other "
+                f"filters are zero: outputs differ by {found}. Activations must be 0 at 0, as "
+                "ReLU, GELU and tanh are and the sigmoid is not"
+            )
 
     def cut(self, kept: Sequence[Tensor]) -> Cut:
         """What stays of every tensor when only some channels of each set stay."""
         stays: dict[tuple[str, int], Tensor] = {}
         for one, channels in zip(self.sets, kept, strict=True):
             for member in one.members:
-                shape, where = self._params[member.parameter].shape, (member.parameter, member.dim)
+                shape, where = self._shapes[member.parameter], (member.parameter, member.dim)
                 bits = stays.setdefault(where, torch.ones(shape[member.dim], dtype=torch.bool))
                 bits[member.index[~channels.cpu()].flatten()] = False
-        device = next(iter(self._params.values())).device
+        device = next(iter(self.params.values())).device
         places = {
             where: bits.nonzero().flatten().to(device)
             for where, bits in stays.items()
             if not bool(bits.all())
         }
-        names = dict.fromkeys(name for name, _ in places)
+        names = dict.fromkeys(name for name, _ in places if name in self.params)
         return Cut(
             {name: (places.get((name, 0)), places.get((name, 1))) for name in names},
             {
@@ -124,11 +154,11 @@ class Narrow:
     def _channels_first(self, places: Mapping[tuple[str, int], Tensor]) -> bool:
         def left(name: str, dim: int) -> int:
             stay = places.get((name, dim))
-            return self._params[name].shape[dim] if stay is None else len(stay)
+            return self._shapes[name][dim] if stay is None else len(stay)
 
         return any(
             left(name, 0) < _FEW or (p.shape[2:] == (1, 1) and left(name, 1) < NARROW)
-            for name, p in self._params.items()
+            for name, p in self.params.items()
             if p.ndim == 4
         )
 
@@ -141,7 +171,7 @@ class Narrow:
             arguments = channels_first(arguments)
         tensors = self._tensors(self._model, cut)
         weights = {
-            name: tensors[name].requires_grad_() for name, p in self._params.items()
+            name: tensors[name].requires_grad_() for name, p in self.params.items()
             if p.requires_grad
         }  # fmt: skip
         return functional_call(self._model, tensors, arguments), weights
@@ -160,7 +190,7 @@ class Narrow:
     def add_gradients(self, cut: Cut, gradients: dict[str, Tensor]) -> None:
         """Add gradients of the smaller network's weights to those of the whole one."""
         for name, gradient in gradients.items():
-            p = self._params[name]
+            p = self.params[name]
             rows, columns = cut.params.get(name, (None, None))
             if p.grad is None:
                 p.grad = torch.zeros_like(p)
@@ -173,13 +203,9 @@ class Narrow:
             else:
                 p.grad.add_(gradient)
 
-    def parameter(self, name: str) -> nn.Parameter:
-        """A parameter of the whole network."""
-        return self._params[name]
-
     def used(self, cut: Cut, name: str) -> Tensor:
         """Where a parameter takes part, shaped as it."""
-        p = self._params[name]
+        p = self.params[name]
         rows, columns = cut.params.get(name, (None, None))
         if rows is None and columns is None:
             return torch.ones_like(p, dtype=torch.bool)
@@ -205,10 +231,17 @@ def channels_first(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _with_known_norms(model: nn.Module) -> nn.Module:
-    """A copy whose BatchNorm layers are torch's own: others, too, work channel by channel."""
+    """A copy whose BatchNorm layers are torch's own: others, too, work channel by channel.
+
+    They all have parameters, by which the channels of their statistics are found.
+    """
     copy = deepcopy(model)
     for parent in [*copy.modules()]:
         for name, child in parent.named_children():
+            if isinstance(child, _BatchNorm) and not child.affine and child.running_var is not None:
+                child.affine = True
+                child.weight = nn.Parameter(torch.ones_like(child.running_var))
+                child.bias = nn.Parameter(torch.zeros_like(child.running_var))
             if isinstance(child, _BatchNorm) and not isinstance(child, ops.NORMS):
                 known = nn.SyncBatchNorm(child.num_features, child.eps)  # any dimension
                 known.__dict__.update(child.__dict__)

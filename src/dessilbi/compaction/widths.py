@@ -11,6 +11,7 @@ from torch.nn.functional import kl_div, log_softmax, softmax
 from torch.nn.parallel import DistributedDataParallel
 
 from dessilbi.path import Mask
+from dessilbi.path.layers import make_layers
 from dessilbi.subnet.levels import FULL, density_of, level_of, rank
 from dessilbi.subnet.nesting import Nesting
 from dessilbi.subnet.scores import places
@@ -46,6 +47,10 @@ class NestedWidths(Nesting):
     stays at ``lowest``. Channels are ranked by the size of their filters, every layer for itself;
     layers whose outputs are added are ranked together. Weights outside the largest network of a
     step do not move, while DessiLBI's coupling with Gamma acts on all.
+
+    A layer keeps all its filters if it has no twin, if its outputs are added to those of a layer
+    without one, or if it cannot be made narrower (the last layer, a grouped convolution). It is
+    whole in every network, and widths are fractions of the other layers.
 
     :meth:`PathRecorder.record` with :attr:`levels` and :attr:`followers` makes
     ``path.mask(density=...)`` the networks that were trained. BatchNorm statistics follow the whole
@@ -105,13 +110,22 @@ class NestedWidths(Nesting):
         self._layer_number = {layer.name: i for i, layer in enumerate(self._layers)}
         for layer in self._layers:
             if layer.group_dim != 0:
+                how, instead = "weight by weight", "give penalty='group_lasso', or exclude it"
+                if layer.group_dim is not None:  # of a transposed convolution these are its filters
+                    how, instead = f"by slices along dimension {layer.group_dim}", "exclude it"
                 raise ValueError(
-                    f"parameter {layer.name!r} enters Gamma weight by weight; widths need whole "
-                    "filters or neurons: give penalty='group_lasso', or exclude it"
+                    f"parameter {layer.name!r} enters Gamma {how}; widths need whole filters or "
+                    f"neurons, which lie along dimension 0: {instead}"
                 )
         self._writers = [self._written_by(one) for one in self._narrow.sets]
         if not any(self._writers):
             raise ValueError("no layer with a twin can be made narrower")
+        self._channels = make_layers(
+            (f"channels {n}", (len(writers[0][1]), self._weights_of_a_channel(writers)), 0)
+            for n, writers in enumerate(filter(None, self._writers))
+        )
+        """The sets that are cut, as layers to be ranked: a channel is a group of all the weights
+        that write it."""
         self.followers = self._following()
         """Biases and BatchNorm parameters: the filter that each element leaves with, or -1. Filters
         are numbered through all layers, as in a path."""
@@ -120,12 +134,21 @@ class NestedWidths(Nesting):
         self._attach()
 
     def _written_by(self, one: Coupled) -> list[tuple[int, Tensor]]:
-        """The layers with a twin that write these channels, and the filter of each channel."""
-        return [
-            (self._layer_number[m.parameter], m.index[:, 0])
-            for m in one.members
-            if m.dim == 0 and m.parameter in self._layer_number
-        ]
+        """The layers that write these channels, and the filters of each channel.
+
+        Empty if one of them has no twin and so keeps its filters: then the channels stay.
+        """
+        writing = [m for m in one.members if m.dim == 0 and self._is_filters(m.parameter)]
+        if any(m.parameter not in self._layer_number for m in writing):
+            return []
+        return [(self._layer_number[m.parameter], m.index) for m in writing]
+
+    def _is_filters(self, name: str) -> bool:
+        p = self._narrow.params.get(name)
+        return p is not None and p.ndim > 1
+
+    def _weights_of_a_channel(self, writers: list[tuple[int, Tensor]]) -> int:
+        return sum(self._layers[i].group_size * rows.shape[1] for i, rows in writers)
 
     # ------------------------------------------------------------------ a step
 
@@ -182,7 +205,11 @@ class NestedWidths(Nesting):
         return (1 - self.teach) * value + self.teach * distance
 
     def _restrict(self, cut: Cut) -> None:
-        self._opt.restrict({p: self._narrow.used(cut, name) for name, p in self._params.items()})
+        held = {p for group in self._opt.param_groups for p in group["params"]}
+        params = {name: self._narrow.params[name] for name in cut.params}
+        self._opt.restrict(
+            {p: self._narrow.used(cut, name) for name, p in params.items() if p in held}
+        )
 
     def _widths(self) -> tuple[int, ...]:
         """Levels of this step's networks, the largest first."""
@@ -209,19 +236,17 @@ class NestedWidths(Nesting):
     @torch.no_grad()
     def _ranking(self) -> list[Tensor]:
         sizes = [layer.norms(self._params[layer.name].detach()) for layer in self._layers]
-        scores = [torch.ones_like(size, dtype=torch.float32) for size in sizes]
-        cut = set()
-        for writers in self._writers:
-            if writers:
-                joint = torch.stack([sizes[i][rows].square() for i, rows in writers]).sum(0)
-                ranked = places(joint)
-                for i, rows in writers:
-                    scores[i][rows] = ranked
-                    cut.add(i)
-        levels = rank(scores, self._layers, self.lowest, self.floor)
-        for i, level in enumerate(levels):
-            if i not in cut:
-                level.zero_()  # a layer that keeps all its filters at every width
+        # A filter that is never cut is in every width, and takes no part in the ranking.
+        levels = [torch.zeros_like(size, dtype=torch.uint8) for size in sizes]
+        cut = [writers for writers in self._writers if writers]
+        scores = [
+            places(torch.stack([sizes[i][rows].square().sum(1) for i, rows in writers]).sum(0))
+            for writers in cut
+        ]
+        ranked = rank(scores, self._channels, self.lowest, self.floor)
+        for writers, level in zip(cut, ranked, strict=True):
+            for i, rows in writers:
+                levels[i][rows] = level[:, None]
         return levels
 
     def _ranked(self, levels: list[Tensor]) -> None:
@@ -237,7 +262,7 @@ class NestedWidths(Nesting):
         """By set of channels, which stay at a level."""
         assert self._levels is not None
         return [
-            (self._levels[writers[0][0]][writers[0][1]] <= level).cpu()
+            (self._levels[writers[0][0]][writers[0][1][:, 0]] <= level).cpu()
             if writers
             else torch.ones(one.channels, dtype=torch.bool)
             for one, writers in zip(self._narrow.sets, self._writers, strict=True)
@@ -247,13 +272,13 @@ class NestedWidths(Nesting):
         found: dict[str, NDArray[np.int32]] = {}
         for one, writers in zip(self._narrow.sets, self._writers, strict=True):
             for member in one.members if writers else ():
-                p = self._narrow.parameter(member.parameter)
-                if p.ndim == 1:
+                p = self._narrow.params.get(member.parameter)
+                if p is not None and p.ndim == 1:
                     i, rows = writers[0]
                     numbers = found.setdefault(
                         member.parameter, np.full(len(p), -1, dtype=np.int32)
                     )
-                    numbers[member.index.numpy()] = self._layers[i].offset + rows.numpy()[:, None]
+                    numbers[member.index.numpy()] = self._layers[i].offset + rows.numpy()[:, :1]
         return found
 
     def mask(self, density: float) -> Mask:

@@ -98,6 +98,8 @@ class Made:
     images: torch.Tensor
     split: Split
     judged_on: str
+    accuracy: float
+    """Of the compact network, in percent."""
 
 
 def compact_command(arguments: list[str]) -> None:
@@ -107,9 +109,9 @@ def compact_command(arguments: list[str]) -> None:
     console = plain_console()
     console.print(f"{command.source.run}: {made.words}\n", soft_wrap=True)
     console.print(str(made.small.report), soft_wrap=True)
-    for name, model in (("masked", made.masked), ("compact", made.small.model)):
-        score = evaluate(model, made.split)
-        console.print(f"{name}: {score.accuracy:.2f} % on the {made.judged_on} set")
+    masked = evaluate(made.masked, made.split).accuracy
+    for name, accuracy in (("masked", masked), ("compact", made.accuracy)):
+        console.print(f"{name}: {accuracy:.2f} % on the {made.judged_on} set")
     if command.sparse:
         console.print(f"\n{sparsify(made.small.model)[1]}", soft_wrap=True)
     console.print(f"\nfiles: {made.folder}", soft_wrap=True)
@@ -128,14 +130,14 @@ def export_command(arguments: list[str]) -> None:
     console.print(f"{command.source.run}: {made.words}\n", soft_wrap=True)
     file = made.folder / ONNX
     example = made.images[:2]
-    with clear_errors(file):
+    with clear_errors(file, "--output"):
         size = export_onnx(made.small.model, file, example)
     with tempfile.TemporaryDirectory() as folder:
         whole = Path(folder) / ONNX
         dense_size = export_onnx(made.dense, whole, example)
         rows = _compared(made, file, size, whole, dense_size)
     console.print(_table(rows))
-    with clear_errors(made.folder):
+    with clear_errors(made.folder, "--output"):
         write_whole(made.folder / EXPORT, (json.dumps(rows, indent=1) + "\n").encode())
     console.print(f"\nfile: {file}", soft_wrap=True)
 
@@ -152,13 +154,16 @@ def _make(source: Source) -> Made:
     data = load_data(run.config(), source.data_dir, source.download)
     model = trained_network(run, data)
     mask, words, name = _mask(run, source.choice, model)
-    if source.recalibrate:
-        with project(model, mask):
-            recalibrate_batchnorm(model, _training_images(data))
-        words += ", BatchNorm recalibrated"
     split, judged_on = judged_split(data)
     images = next(iter(batches(split, REAL_IMAGES, seed=0, epoch=0, shuffle=False)))[0]
-    small = compact(model, mask, images[:1], inputs=[images])
+    with project(model, mask):  # new statistics last as long as this
+        if source.recalibrate:
+            recalibrate_batchnorm(model, _training_images(data))
+            words += ", BatchNorm recalibrated"
+        small = compact(model, mask, images[:1], inputs=[images])
+        masked = trained_network(run, data).eval()
+        masked.load_state_dict(model.state_dict())
+    accuracy = evaluate(small.model, split).accuracy
     folder = source.output or run.path / f"compact-{name}"
     channels, side, _ = data.shape
     constructor = {
@@ -167,15 +172,18 @@ def _make(source: Source) -> Made:
         "in_channels": channels,
         "input_size": side,
     }
-    with clear_errors(folder):
+    with clear_errors(folder, "--output"):
         small.save(folder, "dessilbi.lab.models:make_model", constructor)
-        report = {"chosen": words, **small.report.to_json()}
+        report = {
+            "chosen": words,
+            "density": mask.density if mask.names else None,
+            "accuracy": accuracy,
+            "judged_on": judged_on,
+            "recalibrated": source.recalibrate,
+            **small.report.to_json(),
+        }
         write_whole(folder / REPORT, (json.dumps(report, indent=1) + "\n").encode())
-    model.eval()
-    with project(model, mask):
-        masked = trained_network(run, data).eval()
-        masked.load_state_dict(model.state_dict())
-    return Made(small, model, masked, words, folder, images, split, judged_on)
+    return Made(small, model.eval(), masked, words, folder, images, split, judged_on, accuracy)
 
 
 def _mask(run: RunDir, choice: Choice, model: nn.Module) -> tuple[Mask, str, str]:
@@ -189,6 +197,8 @@ def _mask(run: RunDir, choice: Choice, model: nn.Module) -> tuple[Mask, str, str
             ("stable", "" if choice.stable else None),
         ]
         name = next(f"{kind}{value}" for kind, value in chosen if value is not None)
+        if choice.order is not None:
+            name += f"-{choice.order}"
         return mask, f"{words}, {mask.density:.2%} of the weights", name
     if (run.path / MASK).is_file():
         mask = Mask.load(run.path / MASK)

@@ -49,10 +49,14 @@ def frontier_command(arguments: list[str]) -> None:
     command = tyro.cli(FrontierCommand, prog="dessilbi frontier", args=arguments)
     if not command.runs:
         raise ConfigError("name at least one run directory")
+    if not command.densities:
+        raise ConfigError("name at least one density, or leave --densities out")
     for density in command.densities:
         if not 0 < density <= 1:
             raise ConfigError(f"densities must lie in (0, 1], got {density}")
     if command.threads is not None:
+        if command.threads < 1:
+            raise ConfigError(f"threads must be >= 1, got {command.threads}")
         import torch
 
         torch.set_num_threads(command.threads)
@@ -102,6 +106,6 @@ def _draw(drawn: list[Curve], file: Path, first: RunDir, console: Console) -> No
     if file.suffix not in (".png", ".svg", ".pdf"):
         raise ConfigError(f"picture must end in .png, .svg or .pdf, got {file}")
     config = first.config()
-    with clear_errors(file):
+    with clear_errors(file, "--picture"):
         draw(drawn, file, f"{config.model.name} on {config.data.name}: one curve a method")
     console.print(f"\npicture: {file}", soft_wrap=True)

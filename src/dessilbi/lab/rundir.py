@@ -42,6 +42,10 @@ class RunError(RuntimeError):
     """A run directory that cannot be read or written; the message says what to do."""
 
 
+class Busy(RunError):  # noqa: N818 - nothing is wrong with the run
+    """Another process works on the run."""
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """Tensors by name, and plain values."""
@@ -91,14 +95,24 @@ class RunDir:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the run against other processes; released even by kill -9."""
+        """Hold the run against other processes; released even by kill -9.
+
+        Raises:
+            Busy: another process holds it.
+            RunError: it cannot be locked at all.
+        """
         with clear_errors(self.path):
             file = (self.path / ".lock").open("w")
         with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                raise RunError(f"{self.path} is in use by another process") from error
+                raise Busy(f"{self.path} is in use by another process") from error
+            except OSError as error:
+                raise RunError(
+                    f"{self.path} cannot be locked against other processes: {error.strerror}; "
+                    "choose a folder on another file system with --runs"
+                ) from error
             for stale in self.path.rglob(".*.tmp"):  # of a write that was killed
                 stale.unlink(missing_ok=True)
             yield
@@ -193,17 +207,18 @@ class RunDir:
 
 
 @contextmanager
-def clear_errors(path: Path) -> Iterator[None]:
-    """Say in words what the operating system refuses."""
+def clear_errors(path: Path, option: str = "--runs") -> Iterator[None]:
+    """Say in words what the operating system refuses, and which option leads around it."""
     try:
         yield
     except OSError as error:
         reason = {
             errno.ENOSPC: "the disk is full; free some space and run the same command again",
             errno.EDQUOT: "the disk quota is used up; free some space and run the same command",
-            errno.EACCES: "no permission; choose another folder with --runs",
-            errno.EPERM: "no permission; choose another folder with --runs",
-            errno.EROFS: "the file system is read-only; choose another folder with --runs",
-            errno.ENOTDIR: "a part of the path is a file; choose another folder with --runs",
+            errno.EACCES: f"no permission; choose another folder with {option}",
+            errno.EPERM: f"no permission; choose another folder with {option}",
+            errno.EROFS: f"the file system is read-only; choose another folder with {option}",
+            errno.ENOTDIR: f"a part of the path is a file; choose another folder with {option}",
         }.get(error.errno or 0, str(error))
-        raise RunError(f"cannot write {path}: {reason}. Earlier checkpoints are kept.") from error
+        kept = " Earlier checkpoints are kept." if option == "--runs" else ""
+        raise RunError(f"cannot write {path}: {reason}.{kept}") from error

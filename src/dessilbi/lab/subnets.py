@@ -25,6 +25,7 @@ from dessilbi.lab.schedule import lr_factor
 from dessilbi.lab.snapshot import OPTIMIZER, load_optimizer
 from dessilbi.lab.trained import network_without_data
 from dessilbi.path import FormatError, Mask, SolutionPath, count_macs_per_weight
+from dessilbi.path._names import named_weights
 from dessilbi.subnet.project import masked_weights, zero_outside
 
 if TYPE_CHECKING:
@@ -248,15 +249,29 @@ def _epochs(before: Config, retrain: Retrain, mask: Mask, given: int | None) -> 
     if retrain.how == "scratch":
         return before.epochs  # Scratch-E: the epochs of the dense training
     # Scratch-B: its multiply-adds, at most twice the epochs (Liu et al., Rethinking, ICLR 2019).
-    return round(before.epochs * min(2.0, 1 / max(_share_of_macs(before, mask), 1e-9)))
+    return round(before.epochs * min(2.0, 1 / max(share_of_macs(before, mask), 1e-9)))
 
 
-def _share_of_macs(config: Config, mask: Mask) -> float:
+def share_of_macs(config: Config, mask: Mask) -> float:
+    """Multiply-adds of the masked network as a fraction of the dense one's.
+
+    They are counted on the compact network, as a filter that is gone takes the weights of the next
+    layer that read it along. What is zero in it, single weights or the filters that a residual
+    stream keeps, does not count.
+    """
+    from dessilbi.compaction import CompactError, compact  # training needs none of it
+
     model = network_without_data(config)
     image = torch.zeros(1, *CARDS[config.data.name].shape, dtype=getattr(torch, config.dtype))
-    each = count_macs_per_weight(model, image)
-    kept = sum(int(mask[name].sum()) * each[name] for name in mask.names)
-    return kept / sum(mask[name].numel() * each[name] for name in mask.names)
+    uses = count_macs_per_weight(model, image)
+    dense = sum(p.numel() * uses.get(name, 0.0) for name, p in named_weights(model).items())
+    try:
+        model = compact(model, mask, image, latency=False).model
+        uses = count_macs_per_weight(model, image)
+    except CompactError:  # not a network that can be traced: then its weights as they are
+        zero_outside(masked_weights(model, mask))
+    weights = named_weights(model)
+    return sum(int(weights[name].count_nonzero()) * each for name, each in uses.items()) / dense
 
 
 def _epochs_done(parent: RunDir) -> int:

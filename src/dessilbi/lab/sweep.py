@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from dessilbi.lab.config import Config, ConfigError
 from dessilbi.lab.rundir import LAST, RunDir
 from dessilbi.lab.stop_request import StopRequest
-from dessilbi.lab.sweep_work import BUSY, DONE, INTERRUPTED, TRAIN, Order
+from dessilbi.lab.sweep_work import BUSY, DONE, INTERRUPTED, PREEMPTED, TRAIN, Order
 from dessilbi.lab.train import Interrupted, Place
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 Label = str | int | float
 ATTEMPTS = 2
 BUSY_SECONDS = 2.0
+FINISHED = "was finished before"
 
 
 def trained(run: RunDir, config: Config) -> bool:
@@ -176,6 +177,7 @@ class Sweep:
         """
         with StopRequest() as stop:
             try:
+                self._settle_finished()
                 while self._waiting or self._running:
                     moved = self._collect()
                     if stop.made:
@@ -189,6 +191,20 @@ class Sweep:
         return self.outcomes
 
     # ------------------------------------------------------------------ starting
+
+    def _settle_finished(self) -> None:
+        """Settle what was finished before, wherever it stands in the queue.
+
+        Its results are then there while the others run, and no time is set aside for it. Where the
+        configuration is yet to be made it waits for its turn.
+        """
+        for job in self.jobs:
+            if isinstance(job.config, Config):
+                run = RunDir(self.place.runs / job.config.run_name)
+                if job.finished(run, job.config):
+                    self._waiting.remove(job)
+                    self._settle(job, Outcome("done", run, message=FINISHED))
+        self._began = time.monotonic()
 
     def _start_ready(self) -> bool:
         """Start what can be started, or settle it if it is finished already."""
@@ -218,7 +234,7 @@ class Sweep:
                 config = config({key: run for key, run in runs.items() if run is not None})
             run = RunDir(self.place.runs / config.run_name)
             if job.finished(run, config):
-                self._settle(job, Outcome("done", run, message="was finished before"))
+                self._settle(job, Outcome("done", run, message=FINISHED))
                 return
             order = Order(config, self.place, job.entry, job.options, self.threads)
             if first:
@@ -252,11 +268,18 @@ class Sweep:
                 if key not in self._busy:
                     self.tell(f"{key}: another process works on it; will look again")
                 self._busy[key] = time.monotonic() + BUSY_SECONDS
-                self._attempts[key] -= 1
-                self._waiting.append(one.job)
+                self._queue_again(one.job)
+            elif code == PREEMPTED:
+                self.tell(f"{key}: was asked to end, and is saved; queued again")
+                self._queue_again(one.job)
             else:
                 self._failed(one.job, one.handle.why())
         return moved
+
+    def _queue_again(self, job: Job) -> None:
+        """For later, as if it had not been started: it did not fail."""
+        self._attempts[job.key] -= 1
+        self._waiting.append(job)
 
     def _failed(self, job: Job, why: str) -> None:
         attempts = self._attempts[job.key]

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dessilbi._disk import write_whole
-from dessilbi.lab.sweep_work import FAILED, Order, carry_out
+from dessilbi.lab.config import ConfigError
+from dessilbi.lab.sweep_work import FAILED, INTERRUPTED, PREEMPTED, Order, carry_out
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -94,7 +95,8 @@ class Processes:
 
     def start(self, key: str, order: Order) -> Handle:
         """Start a process; it ends, saved, if this one dies."""
-        name = file_name(key)
+        # Keys are unique in a sweep only, and another one may share the folder.
+        name = f"{file_name(key)}-{order.config.hash}"
         self.logs.mkdir(parents=True, exist_ok=True)
         paper, log = self.logs / f"{name}.json", self.logs / f"{name}.log"
         write_whole(paper, order.to_json().encode())
@@ -143,6 +145,9 @@ class _Process:
 
 # ---------------------------------------------------------------------- a cluster
 
+LIMITS = {"timeout_min", "slurm_timeout_min", "slurm_time"}
+"""Names under which submitit takes a job's time limit."""
+
 
 @dataclass
 class Cluster:
@@ -152,7 +157,11 @@ class Cluster:
         width: jobs at a time.
         folder: where submitit keeps its files; every node must see it, and the runs.
         kind: ``slurm`` or ``local``.
-        parameters: for submitit, such as ``slurm_partition`` or ``timeout_min``.
+        parameters: for submitit, such as ``slurm_partition``, ``timeout_min``, which SLURM needs,
+            or ``slurm_max_num_timeout``: how often a job that ran out of time is queued again.
+
+    Raises:
+        ConfigError: there is no submitit or no such cluster here, or a parameter is wrong.
     """
 
     width: int
@@ -164,11 +173,23 @@ class Cluster:
         try:
             import submitit
         except ModuleNotFoundError as error:
-            raise ValueError(
+            raise ConfigError(
                 "runs on a cluster need the package submitit: pip install 'dessilbi[cluster]'"
             ) from error
-        self._executor = submitit.AutoExecutor(folder=self.folder, cluster=self.kind)
-        self._executor.update_parameters(**{"name": "dessilbi", **self.parameters})
+        if self.kind == "slurm" and not LIMITS & set(self.parameters):
+            raise ConfigError(
+                "a time limit is needed, as --slurm timeout_min=600: "
+                "without one submitit ends every job after 5 minutes"
+            )
+        # The one setting that submitit takes when the executor is made, and not later.
+        retries = {n: v for n, v in self.parameters.items() if n.endswith("_max_num_timeout")}
+        others = {n: v for n, v in self.parameters.items() if n not in retries}
+        try:
+            self._executor = submitit.AutoExecutor(self.folder, self.kind, **retries)
+            self._executor.update_parameters(**{"name": "dessilbi", **others})
+        except (AssertionError, NameError, RuntimeError) as error:  # what submitit has for mistakes
+            reason = str(error).splitlines()[0]
+            raise ConfigError(f"submitit cannot run jobs on {self.kind!r}: {reason}") from error
 
     def start(self, key: str, order: Order) -> Handle:
         """Submit a job."""
@@ -208,7 +229,8 @@ class _ClusterJob:
         except Exception as error:  # submitit has many: the job died, was cancelled, never began
             self.words = f"{type(error).__name__}: {error}".strip().splitlines()[-1]
             return FAILED
-        return int(code)
+        # One job was told to end, by the cluster or by its user, not the sweep.
+        return PREEMPTED if code == INTERRUPTED else int(code)
 
     def why(self) -> str:
         return f"{self.words} (job {self.job.job_id}, log: {self.job.paths.stderr})"

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dessilbi.lab.config import Config, from_json, to_json
 from dessilbi.lab.display import Display, Silent
-from dessilbi.lab.rundir import RunDir, RunError
+from dessilbi.lab.rundir import Busy, RunDir
 from dessilbi.lab.train import Interrupted, Place, train
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ DONE: Final = 0
 FAILED: Final = 1
 BUSY: Final = 75
 """Another process holds the run directory; it may finish the run, so look again later."""
+PREEMPTED: Final = 76
+"""A cluster asked the run to end, and it is saved: it is to be queued again."""
 INTERRUPTED: Final = 130
 
 TRAIN: Final = "dessilbi.lab.sweep_work:train_config"
@@ -107,7 +109,7 @@ def held_elsewhere(run: RunDir) -> bool:
     try:
         with run.lock():
             return False
-    except RunError:
+    except Busy:
         return True
 
 

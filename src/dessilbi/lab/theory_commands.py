@@ -96,6 +96,8 @@ def theory(arguments: list[str]) -> None:
         raise ConfigError("--plot draws the steps of --steps; give --steps 200, say")
     if command.plot is not None and find_spec("matplotlib") is None:
         raise ConfigError("--plot needs matplotlib: pip install 'dessilbi[report]'")
+    if command.plot is not None:
+        _check_picture(command.plot)
     if command.threads is not None:
         torch.set_num_threads(command.threads)
     study = Study(command)
@@ -103,6 +105,14 @@ def theory(arguments: list[str]) -> None:
     study.curvature(console)
     if command.steps:
         study.descent(console)
+
+
+def _check_picture(file: Path) -> None:
+    """Refuse before anything is computed what could not be drawn after it."""
+    if file.suffix not in (".png", ".svg", ".pdf"):
+        raise ConfigError(f"plot must end in .png, .svg or .pdf, got {file}")
+    if not file.parent.is_dir():
+        raise ConfigError(f"there is no folder {file.parent} to draw {file.name} in")
 
 
 class Study:

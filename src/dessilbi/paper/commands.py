@@ -62,7 +62,8 @@ class ReproduceCommand:
     on: Literal["here", "slurm", "submitit-local"] = "here"
     """Processes of this machine, or jobs of a cluster through submitit."""
     slurm: tuple[str, ...] = ()
-    """Settings for submitit, NAME=VALUE: slurm_partition=gpu gpus_per_node=1 timeout_min=600."""
+    """Settings for submitit, NAME=VALUE: slurm_partition=gpu gpus_per_node=1 timeout_min=600, the
+    last of which SLURM needs; slurm_max_num_timeout=20 lets a run go on after so many of them."""
     place: Annotated[Place, tyro.conf.arg(name="")] = field(default_factory=Place)
 
 
@@ -89,6 +90,7 @@ def reproduce_command(arguments: list[str]) -> None:
     folder = command.results
     if folder is None:
         folder = command.place.runs / "results" if command.scale == "smoke" else Path("results")
+    failed: list[str] = []
     if command.tables:
         file = results_file(folder, name, command.scale)
         if not file.is_file():
@@ -108,12 +110,16 @@ def reproduce_command(arguments: list[str]) -> None:
             reuse=command.reuse,
             only=command.only,
             tell=lambda line: print(line, flush=True),
+            failed=failed.append,
         )
     out = folder / f"{name}-{command.scale}"
     files = publish(recipe, results, out, command.place)
     for table in recipe.tables(results):
         print(f"\n{table.markdown()}", end="")
-    print(f"\n{state(results)}\n{len(files)} files in {out}")
+    print(f"\n{state(recipe, results)}\n{len(files)} files in {out}")
+    if failed:
+        print(f"failed or skipped: {', '.join(failed)}", file=sys.stderr)
+        raise SystemExit(1)
 
 
 @dataclass(frozen=True, kw_only=True)

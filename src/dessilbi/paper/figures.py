@@ -1,4 +1,4 @@
-"""Figures: curves with a shaded spread, points, bars and grids of images; PNG and SVG."""
+"""Figures: curves with a shaded spread, points, means and grids of images; PNG and SVG."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class Panel:
     ylabel: str
     lines: Sequence[Line] = ()
     points: Sequence[Points] = ()
-    bars: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """Values of the seeds by label; shown as mean and deviation."""
+    means: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """Values of the seeds by label: a dot at their mean, and their deviation if there are more."""
     verticals: Sequence[float] = ()
     horizontals: Mapping[str, float] = field(default_factory=dict)
     """Heights by label, to compare with."""
@@ -59,7 +59,7 @@ class Panel:
 
 def draw_panels(panels: Sequence[Panel], file: Path, title: str, columns: int = 2) -> list[Path]:
     """Draw panels beside each other; returns the files, or none if there is nothing to show."""
-    shown = [p for p in panels if p.lines or p.points or p.bars]
+    shown = [p for p in panels if p.lines or p.points or p.means]
     if not shown:
         return []
     columns = min(columns, len(shown))
@@ -99,17 +99,16 @@ def _panel(panel: Panel, ax: Axes) -> None:
             "marker": MARKS[i % len(MARKS)],
         }
         ax.plot(points.x, points.y, linestyle="none", label=points.label, markersize=7, **mark)
-    if panel.bars:
-        names = list(panel.bars)
-        heights = [statistics.fmean(v) for v in panel.bars.values()]
-        errors = [statistics.stdev(v) if len(v) > 1 else 0.0 for v in panel.bars.values()]
-        colours = [COLOURS[i % len(COLOURS)] for i in range(len(names))]
-        ax.bar(range(len(names)), heights, yerr=errors, capsize=3, color=colours)
+    # Dots: the axis does not begin at 0, and a bar's length would say something untrue.
+    for i, values in enumerate(panel.means.values()):
+        mean = statistics.fmean(values)
+        deviation = statistics.stdev(values) if len(values) > 1 else None
+        colour = COLOURS[i % len(COLOURS)]
+        ax.errorbar(i, mean, yerr=deviation, fmt="o", capsize=3, color=colour)
+    if panel.means:
+        names = list(panel.means)
         ax.set_xticks(range(len(names)), names, rotation=35, ha="right", fontsize=8)
-        lowest = min(h - e for h, e in zip(heights, errors, strict=True))
-        highest = max(h + e for h, e in zip(heights, errors, strict=True))
-        room = max(highest - lowest, 0.2)
-        ax.set_ylim(lowest - 0.5 * room, highest + 0.3 * room)
+        ax.margins(x=0.1, y=0.2)
     for (label, height), style in zip(panel.horizontals.items(), ("--", ":", "-."), strict=False):
         ax.axhline(height, color="#555555", linewidth=1.0, linestyle=style, label=label)
     for place in panel.verticals:

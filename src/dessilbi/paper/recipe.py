@@ -94,6 +94,17 @@ def measure_curves(run: RunDir, job: Job, place: Place) -> dict[str, Any]:
     return measure_training(run, job, place) | {"curves": curves}
 
 
+def stand_in(trained: str, network: str) -> str:
+    """What to call the network of a figure: "vgg-4 for VGG-16" where another one was trained."""
+    papers = network.replace("resnet", "ResNet").replace("vgg", "VGG")
+    return papers if trained == network else f"{trained.replace('resnet', 'ResNet')} for {papers}"
+
+
+def over_seeds(results: Results) -> str:
+    """The end of a figure's title: what a shaded band or an error bar is."""
+    return "mean and deviation over seeds" if len(results.seeds) > 1 else "one seed"
+
+
 def seed_list(count: int | None, usual: int) -> Sequence[int]:
     """Seeds 0, 1, ...: fixed before any run, so that none can be chosen afterwards."""
     number = usual if count is None else count

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from typing import TYPE_CHECKING, Any
 
 from dessilbi.lab.config import Config
-from dessilbi.lab.sweep import Sweep
+from dessilbi.lab.sweep import FINISHED, Sweep
 from dessilbi.paper.recipe import SCALES
 from dessilbi.paper.recipes import RECIPES
 from dessilbi.paper.results import Record, Results
@@ -42,8 +43,11 @@ def reproduce(
     reuse: bool = False,
     only: str = "",
     tell: Callable[[str], None] = lambda line: None,
+    failed: Callable[[str], None] = lambda key: None,
 ) -> Results:
     """Run what has no run directory yet; returns the results, which are saved after every run.
+
+    A result that is there stays when its run is made again and fails.
 
     Args:
         recipe: what to reproduce.
@@ -56,34 +60,51 @@ def reproduce(
         reuse: take what is in the results as done, even where the run directories are gone.
         only: leave out the runs whose key does not contain this.
         tell: is given a line for whatever happens.
+        failed: is given the key of each run that failed, could not be measured or was skipped.
 
     Raises:
         Interrupted: stopped; the same call goes on.
+        RunError: the results cannot be written.
     """
     jobs = recipe.jobs(scale, seeds)
+    planned = len(jobs)
     file = results_file(folder, recipe.name, scale)
     results = Results.load(file, recipe.name, scale)
-    results.planned = len(jobs)
-    results.cuts = list(recipe.cuts.get(scale, ()))
+
+    def keep(new: dict[str, Record], environment: dict[str, Any]) -> None:
+        """Add to the file as it is now: another process may have added to it, too."""
+        nonlocal results
+        with Results.changed(file, recipe.name, scale) as results:
+            results.planned = planned
+            results.cuts = list(recipe.cuts.get(scale, ()))
+            results.environment = environment or results.environment
+            for key, record in new.items():
+                known = results.records.get(key)
+                if record.status != "done" and known is not None and _stands(known, record.run):
+                    tell(f"{key}: the result in {file.name} is kept")
+                else:
+                    results.records[key] = record
 
     def ended(job: Job, outcome: Outcome) -> None:
         record = Record(dict(job.labels), outcome.status, message=_public(outcome.message, place))
-        known = results.records.get(job.key)
+        record.run = _run_name(job)
+        environment: dict[str, Any] = {}
         if outcome.run is not None:
             record.run = outcome.run.path.name
-            measured = known is not None and known.status == "done" and known.run == record.run
-            if measured and outcome.seconds is None:
+            known = results.records.get(job.key)
+            if outcome.seconds is None and known is not None and _stands(known, record.run):
                 return  # trained and measured before
             try:
                 record.values = recipe.measure(outcome.run, job, place)
                 record.message = ""
-                results.environment = _environment(outcome.run) or results.environment
+                environment = _environment(outcome.run)
             except Exception as error:  # one run that cannot be read must not lose the others
                 record.status = "failed"
                 record.message = _public(f"{type(error).__name__}: {error}", place)
                 tell(f"FAILED {job.key}: trained, but not measured: {record.message}")
-        results.records[job.key] = record
-        results.save(file)
+        if record.status != "done":
+            failed(job.key)
+        keep({job.key: record}, environment)
 
     jobs = with_needs(jobs, lambda job: only in job.key)
     if not jobs:
@@ -94,8 +115,21 @@ def reproduce(
         jobs = without_results(jobs, results)
         tell(f"{chosen - len(jobs)} of {chosen} runs are in {file.name}")
     Sweep(jobs, executor, place, threads=threads, tell=tell, ended=ended).run()
-    results.save(file)
+    keep({}, {})
     return results
+
+
+def _run_name(job: Job) -> str:
+    """Of the run directory; empty where the configuration is yet to be made."""
+    return job.config.run_name if isinstance(job.config, Config) else ""
+
+
+def _stands(known: Record, run: str) -> bool:
+    """Whether a record is the result of a run; one of another name is of other settings.
+
+    A run whose name is not known counts as the same.
+    """
+    return known.status == "done" and run in ("", known.run)
 
 
 def without_results(jobs: list[Job], results: Results) -> list[Job]:
@@ -103,10 +137,7 @@ def without_results(jobs: list[Job], results: Results) -> list[Job]:
 
     def missing(job: Job) -> bool:
         known = results.records.get(job.key)
-        if known is None or known.status != "done":
-            return True
-        # A run of another name is one of other settings.
-        return isinstance(job.config, Config) and known.run != job.config.run_name
+        return known is None or not _stands(known, _run_name(job))
 
     return with_needs(jobs, missing)
 
@@ -134,20 +165,35 @@ def publish(recipe: Recipe, results: Results, out: Path, place: Place) -> list[P
         ) from error
 
 
-def state(results: Results) -> str:
-    """How complete the results are, in a sentence."""
-    seeds = sorted({r.labels["seed"] for r in results.where() if "seed" in r.labels})
+def state(recipe: Recipe, results: Results) -> str:
+    """How complete the results are, in a sentence: fewer seeds than the scale's are a part."""
     failed = sum(r.status != "done" for r in results.records.values())
     more = f", {failed} failed or skipped" if failed else ""
+    planned = max(_usual(recipe, results), results.planned, results.done)
     return (
-        f"{results.done} of {max(results.planned, results.done)} runs done{more}; "
-        f"seeds {', '.join(map(str, seeds)) or 'none'}"
+        f"{results.done} of {planned} runs done{more}; "
+        f"seeds {', '.join(map(str, results.seeds)) or 'none'}"
     )
+
+
+def command(recipe: Recipe, results: Results) -> str:
+    """What was asked for last, to be typed again."""
+    text = f"dessilbi reproduce {recipe.name} --scale {results.scale}"
+    if results.planned in (0, _usual(recipe, results)):
+        return text
+    scale: Scale = results.scale  # type: ignore[assignment]
+    enough = (n for n in itertools.count(1) if len(recipe.jobs(scale, n)) >= results.planned)
+    return f"{text} --seeds {next(enough)}"
+
+
+def _usual(recipe: Recipe, results: Results) -> int:
+    """Runs of the recipe with the scale's own seeds."""
+    return len(recipe.jobs(results.scale, None))  # type: ignore[arg-type]
 
 
 def markdown(recipe: Recipe, results: Results) -> str:
     """All tables of a recipe with what was cut and on what it ran."""
-    head = [f"`dessilbi reproduce {recipe.name} --scale {results.scale}`: {state(results)}."]
+    head = [f"`{command(recipe, results)}`: {state(recipe, results)}."]
     if results.cuts:
         head.append("Cut: " + "; ".join(results.cuts) + ".")
     if results.environment:
@@ -191,7 +237,7 @@ def _public(message: str, place: Place) -> str:
     """A message without the paths of this machine: results are published."""
     message = re.sub(r" ?\([^()]*log: [^()]*\)", "", message)
     message = message.replace(str(place.runs.resolve()), "runs").replace(str(place.runs), "runs")
-    return "" if message == "was finished before" else message
+    return "" if message == FINISHED else message
 
 
 def _environment(run: RunDir) -> dict[str, Any]:

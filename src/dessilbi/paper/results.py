@@ -5,13 +5,17 @@ Tables and figures are made from it alone, so that it can be kept where the run 
 
 from __future__ import annotations
 
+import fcntl
 import json
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dessilbi._disk import write_whole
+from dessilbi.lab.rundir import RunError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from dessilbi.lab.sweep import Label
@@ -61,9 +65,25 @@ class Results:
             )
         return found
 
+    @classmethod
+    @contextmanager
+    def changed(cls, file: Path, recipe: str, scale: str) -> Iterator[Results]:
+        """The results as they are in the file now, to change and then be written back.
+
+        Other processes wait meanwhile, so that several may run parts of one recipe.
+        """
+        with _clear_errors(file):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            lock = file.with_name(".lock").open("w")
+        with lock:
+            with _clear_errors(file):
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            results = cls.load(file, recipe, scale)
+            yield results
+            results.save(file)
+
     def save(self, file: Path) -> None:
         """Write the file whole or not at all."""
-        file.parent.mkdir(parents=True, exist_ok=True)
         records = [
             f"  {json.dumps(key)}: {json.dumps(asdict(record))}"
             for key, record in sorted(self.records.items())
@@ -71,12 +91,19 @@ class Results:
         head = {k: v for k, v in asdict(self).items() if k != "records"}
         # A line a run: a new result is a line in a diff.
         body = json.dumps(head, indent=1)[:-2] + ',\n "records": {\n' + ",\n".join(records)
-        write_whole(file, (body + "\n }\n}\n").encode())
+        with _clear_errors(file):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(file, (body + "\n }\n}\n").encode())
 
     @property
     def done(self) -> int:
         """Runs that are done."""
         return sum(record.status == "done" for record in self.records.values())
+
+    @property
+    def seeds(self) -> list[Label]:
+        """Seeds that have a finished run."""
+        return sorted({r.labels["seed"] for r in self.where() if "seed" in r.labels})
 
     def where(self, **labels: Label) -> list[Record]:
         """Finished runs with these labels, in the order of their seeds."""
@@ -92,10 +119,23 @@ class Results:
         """How many of them never learned."""
         return sum(bool(record.values.get("collapsed")) for record in self.where(**labels))
 
+    def learned(self, **labels: Label) -> list[Record]:
+        """Those of them that did not collapse: what tables and curves are the mean of."""
+        return [record for record in self.where(**labels) if not record.values.get("collapsed")]
+
     def values(self, name: str, **labels: Label) -> list[float]:
         """A value of these runs, a number a seed; runs that collapsed are left out."""
         return [
-            float(record.values[name])
-            for record in self.where(**labels)
-            if name in record.values and not record.values.get("collapsed")
+            float(record.values[name]) for record in self.learned(**labels) if name in record.values
         ]
+
+
+@contextmanager
+def _clear_errors(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RunError(
+            f"cannot write {file}: {error.strerror}; the runs are kept, "
+            "so the same command goes on when that is mended, or with another --results"
+        ) from error

@@ -6,7 +6,7 @@
     strength.W.*, strength.V.*, strength.lambd.*  at the last mark, see Strengths
     strength.level.*, strength.follows.*          of a nested run, see Strengths
 
-The header holds the layers, the number of steps and kappa by layer.
+The header holds the layers, the number of steps, kappa by layer and whether the run was by width.
 """
 
 from __future__ import annotations

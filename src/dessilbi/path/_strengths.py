@@ -32,7 +32,7 @@ class Strengths:
     """The smallest budget that each group is trained in, in a nested run; see NestedTraining."""
     followers: dict[str, NDArray[np.int32]] | None = None
     """By parameter without a twin, for each of its elements the group that it leaves with, numbered
-    through all layers, or -1; see NestedWidths."""
+    through all layers, or -1; see NestedWidths. ``None`` for a run that was not by width."""
 
 
 _W, _V, _THRESHOLDS = "strength.W.", "strength.V.", "strength.lambd."
@@ -43,13 +43,14 @@ def pack_strengths(s: Strengths | None) -> tuple[dict[str, Any], dict[str, NDArr
     """Plain values and arrays."""
     if s is None:
         return {"kappa": None}, {}
+    values = {"kappa": s.kappa, "widths": s.followers is not None}
     arrays: dict[str, NDArray[np.generic]] = {}
     for start, by_layer in ((_W, s.W), (_V, s.V)):
         arrays |= {start + name: _compress(array) for name, array in by_layer.items()}
     arrays |= {_THRESHOLDS + name: array for name, array in s.thresholds.items()}
     arrays |= {_LEVELS + name: _deflate(array) for name, array in (s.levels or {}).items()}
     arrays |= {_FOLLOWERS + name: array for name, array in (s.followers or {}).items()}
-    return {"kappa": s.kappa}, arrays
+    return values, arrays
 
 
 def unpack_strengths(values: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Strengths | None:
@@ -63,7 +64,10 @@ def unpack_strengths(values: dict[str, Any], arrays: dict[str, NDArray[Any]]) ->
     W, V = ({name: _decompress(a) for name, a in part(start).items()} for start in (_W, _V))
     levels = {name: _inflate(a) for name, a in part(_LEVELS).items()}
     followers = part(_FOLLOWERS)
-    return Strengths(W, V, part(_THRESHOLDS), values["kappa"], levels or None, followers or None)
+    by_width = values.get("widths", bool(followers))  # older files do not say
+    return Strengths(
+        W, V, part(_THRESHOLDS), values["kappa"], levels or None, followers if by_width else None
+    )
 
 
 def _compress(array: NDArray[np.float16]) -> NDArray[np.uint8]:

@@ -51,7 +51,11 @@ def layers_of(opt: DessiLBI, params: dict[str, Tensor]) -> tuple[Layer, ...]:
 def layers_of_groups(groups: Sequence[Mapping[str, Any]]) -> tuple[Layer, ...]:
     """The layers that :func:`split_parameters` gives a twin, whichever optimizer trains them."""
     return make_layers(
-        (name, tuple(p.shape), group["group_dim"] if group["penalty"] == "group_lasso" else None)
+        (
+            name,
+            tuple(p.shape),
+            group["group_dim"] % p.ndim if group["penalty"] == "group_lasso" else None,
+        )
         for group in groups
         if group["penalty"] is not None
         for name, p in group["params"]

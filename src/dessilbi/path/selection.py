@@ -12,7 +12,7 @@ import torch
 
 from .layers import unknown
 from .mask import Mask, most_weights
-from .orders import ranking
+from .orders import Groups, ranking
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -124,30 +124,47 @@ def select(
     own = budget.of_layers(chosen)
     ranked = ranking(path, chosen, order, scale)
     kept = _floor_groups(chosen, ranked, floors)
-    number = _numbers(chosen)
+    number, levels = _numbers(chosen), None
+    if order == "nested" and path.strengths is not None and path.strengths.followers is not None:
+        levels = Groups(path, chosen, scale).level
     for i, layer in enumerate(chosen):
         if layer.name in own:
             mine, limit = ranked[number[ranked] == i], most_weights(own[layer.name], layer.numel)
-            _fill(kept, mine, np.full(layer.groups, float(layer.group_size)), limit)
+            _fill(kept, mine, np.full(layer.groups, float(layer.group_size)), limit, levels)
     others = [i for i, layer in enumerate(chosen) if layer.name not in own]
     if others:
         mine = ranked[np.isin(number[ranked], others)]
         costs = np.array(
             [budget.cost(layer) if i in others else 0 for i, layer in enumerate(chosen)]
         )
-        _fill(kept, mine, costs[number[mine]], budget.shared([chosen[i] for i in others]))
+        shared = budget.shared([chosen[i] for i in others])
+        _fill(kept, mine, costs[number[mine]], shared, levels)
     return _with_followers(path, chosen, kept) if order == "nested" else _as_mask(chosen, kept)
 
 
-def _fill(kept: Bits, ranked: NDArray[np.int64], costs: NDArray[np.float64], limit: float) -> None:
+def _fill(
+    kept: Bits,
+    ranked: NDArray[np.int64],
+    costs: NDArray[np.float64],
+    limit: float,
+    levels: NDArray[np.int64] | None,
+) -> None:
     """Keep ranked groups until the first that does not fit; those kept already are paid first.
 
     Skipping it for a smaller one further down would keep more, but then a larger budget, which the
     skipped group does fit, may have no room for the smaller one: masks would not be nested.
+
+    Where groups are ranked by ``levels`` that were trained whole, a level is kept whole or not at
+    all: one that does not fit goes, and one that a group kept already belongs to comes.
     """
     paid = kept[ranked]
     spent = float(costs[paid].sum()) + np.cumsum(costs[~paid])
-    kept[ranked[~paid][: np.searchsorted(spent, limit, side="right")]] = True
+    fits = int(np.searchsorted(spent, limit, side="right"))
+    taken, left_out = ranked[~paid][:fits], ranked[~paid][fits:]
+    if levels is not None and len(left_out):
+        needed = levels[ranked[paid]].max(initial=-1)
+        taken = ranked[levels[ranked] < max(levels[left_out[0]], needed + 1)]
+    kept[taken] = True
 
 
 def _floor_groups(

@@ -202,6 +202,10 @@ class SolutionPath:
         larger one, whatever its unit. The prefix ends at the first group that does not fit: the
         budget is never exceeded, but for floors.
 
+        A run by width (NestedWidths) trained certain networks and nothing between them. There a
+        budget gives the largest of these that fits, and a floor at least the smallest, which holds
+        every layer that cannot be made narrower.
+
         Args:
             epoch: a marked epoch: its support as it was.
             density: budget as a fraction of the weights.
@@ -243,8 +247,17 @@ class SolutionPath:
     # ------------------------------------------------------------------ keeping
 
     def truncated(self, step: int | None = None, epoch: int | None = None) -> SolutionPath:
-        """A copy without what came after a step or an epoch: the path as a checkpoint knows it."""
-        step = self.step if step is None else step
+        """A copy without what came after a step or an epoch: the path as a checkpoint knows it.
+
+        Args:
+            step: the last step to keep; by default that of the last mark kept, or all of them if
+                no epoch is given either.
+            epoch: the last marked epoch to keep.
+        """
+        if step is None:
+            step = self.step
+            if epoch is not None:
+                step = max((m.step for m in self.marks if m.epoch <= epoch), default=0)
         if not 0 <= step <= self.step:
             raise ValueError(
                 f"step must be from 0 to {self.step}, where this path ends, got {step}; save the "

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +33,11 @@ class CompactRow:
     chosen: str
     """How the subnetwork was chosen, in words."""
     density: float | None
+    accuracy: float | None
+    """In percent; ``None`` in files from before it was written."""
+    judged_on: str
+    recalibrated: bool
+    """Whether BatchNorm was measured anew for it, as it is for every point of a frontier."""
     parameters: int
     macs: float
     bytes: int
@@ -53,14 +57,6 @@ class Budgets:
     points: tuple[Point, ...] = ()
     judged_on: str = ""
     compacts: tuple[CompactRow, ...] = ()
-
-    def accuracy(self, compact: CompactRow) -> float | None:
-        """Accuracy of the budget that a compact network was made for, if it was evaluated."""
-        if compact.density is None:
-            return None
-        # The words of a compact network give two decimals of a percentage.
-        near = [p for p in self.points if abs(p.density - compact.density) < 6e-5]
-        return near[0].accuracy if near else None
 
 
 def read_budgets(run: RunDir, notes: list[str]) -> Budgets:
@@ -101,12 +97,12 @@ def _point(p: dict[str, Any]) -> Point:
 
 def _compact(found: dict[str, Any]) -> CompactRow:
     small, dense = found["compact"], found["dense"]
-    chosen = str(found.get("chosen", ""))
-    share = re.search(r"([\d.]+)% of the weights", chosen)
-    difference = found.get("largest_difference")
     return CompactRow(
-        chosen=chosen,
-        density=float(share[1]) / 100 if share else None,
+        chosen=str(found.get("chosen", "")),
+        density=_number(found.get("density")),
+        accuracy=_number(found.get("accuracy")),
+        judged_on=str(found.get("judged_on", "")),
+        recalibrated=bool(found.get("recalibrated", False)),
         parameters=int(small["parameters"]),
         macs=float(small["macs"]),
         bytes=int(small["bytes"]),
@@ -117,5 +113,9 @@ def _compact(found: dict[str, Any]) -> CompactRow:
             (int(one["batch"]), float(one["dense"]["median"]), float(one["compact"]["median"]))
             for one in found["latency"]
         ),
-        difference=None if difference is None else float(difference),
+        difference=_number(found.get("largest_difference")),
     )
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)

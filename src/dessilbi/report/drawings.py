@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .look import COLUMN, PAGE, RUNS, new_figure, whole_epochs
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from matplotlib.figure import Figure
 
@@ -17,19 +16,18 @@ if TYPE_CHECKING:
 
 def accuracy(runs: Sequence[RunData]) -> Figure | None:
     """Dense, sparse and recalibrated accuracy."""
-    kinds = (
-        ("accuracy", "all weights", "-"),
-        ("recalibrated_accuracy", "support, recalibrated", "--"),
-        ("sparse_accuracy", "support", ":"),
-    )
     figure = new_figure(COLUMN, 2.4)
     axes = figure.add_subplot()
     for i, run in enumerate(runs):
-        for name, label, line in kinds:
+        for name, label, line in (
+            ("accuracy", run.whole, "-"),
+            ("recalibrated_accuracy", "support, recalibrated", "--"),
+            ("sparse_accuracy", "support", ":"),
+        ):
             x, y = series(run, name)
             if y:
                 axes.plot(x, y, line, color=RUNS[i % len(RUNS)], label=_label(runs, i, label))
-    axes.set_ylabel(f"accuracy, % ({runs[0].last.get('judged_on', 'test')} images)")
+    axes.set_ylabel(f"accuracy, % ({runs[0].judged_on} images)")
     axes.set_title("Accuracy")
     whole_epochs(axes)
     axes.legend()
@@ -62,38 +60,47 @@ def _label(runs: Sequence[RunData], i: int, kind: str) -> str:
     return kind if len(runs) == 1 else f"{runs[i].name}: {kind}"
 
 
+class _Offer(NamedTuple):
+    """Accuracy in percent against density in percent."""
+
+    kind: str
+    judged_on: str
+    line: str
+    x: list[float]
+    y: list[float]
+
+
 def budgets(runs: Sequence[RunData]) -> Figure | None:
     """Accuracy against density: every budget, and the support epoch by epoch."""
+    offers = [(i, offer) for i, run in enumerate(runs) for offer in _offers(run)]
+    if not offers:
+        return None
+    judged = {offer.judged_on for _, offer in offers}
     figure = new_figure(COLUMN, 2.4)
     axes = figure.add_subplot()
-    best, worst = -math.inf, math.inf
-    for i, run in enumerate(runs):
-        colour = RUNS[i % len(RUNS)]
-        points = run.budgets.points
-        if points:
-            y = [p.accuracy for p in points]
-            axes.plot(
-                [100 * p.density for p in points], y, "o-", color=colour, markersize=3,
-                label=_label(runs, i, "every budget"),
-            )  # fmt: skip
-            best, worst = max(best, *y), min(worst, *y)
-        rows = [r for r in run.records if r.get("density") and r.get("recalibrated_accuracy")]
-        if rows and run.path is not None:
-            y = [r["recalibrated_accuracy"] for r in rows]
-            axes.plot(
-                [100 * r["density"] for r in rows], y, "x:", color=colour, markersize=3,
-                label=_label(runs, i, "support, by epoch"),
-            )  # fmt: skip
-            best, worst = max(best, *y), min(worst, *y)
-    if not axes.lines:
-        return None
+    for i, (kind, judged_on, line, x, y) in offers:
+        label = _label(runs, i, kind if len(judged) == 1 else f"{kind} ({judged_on} images)")
+        axes.plot(x, y, line, color=RUNS[i % len(RUNS)], markersize=3, label=label)
+    best = max(max(offer.y) for _, offer in offers)
+    worst = min(min(offer.y) for _, offer in offers)
     axes.set_xscale("log")
     axes.set_xlabel("density, % of the weights")
-    axes.set_ylabel("accuracy, %")
+    axes.set_ylabel("accuracy, %" + (f" ({judged.pop()} images)" if len(judged) == 1 else ""))
     axes.set_title("Accuracy against density")
     axes.set_ylim(worst - 0.03 * (best - worst) - 0.2, best + 0.05 * (best - worst) + 0.2)
     axes.legend()
     return figure
+
+
+def _offers(run: RunData) -> Iterator[_Offer]:
+    found = run.budgets
+    if found.points:
+        x, y = [100 * p.density for p in found.points], [p.accuracy for p in found.points]
+        yield _Offer("every budget", found.judged_on, "o-", x, y)
+    rows = [r for r in run.records if r.get("density") and r.get("recalibrated_accuracy")]
+    if rows and run.path is not None:
+        x, y = [100 * r["density"] for r in rows], [r["recalibrated_accuracy"] for r in rows]
+        yield _Offer("support, by epoch", run.judged_on, "x:", x, y)
 
 
 def dynamics(runs: Sequence[RunData]) -> Figure | None:

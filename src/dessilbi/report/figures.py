@@ -75,13 +75,15 @@ def write_figures(
     """
     if not runs:
         raise RunError("name at least one run directory")
+    if not formats:
+        raise ValueError(f"name at least one of the formats {', '.join(FORMATS)}")
     if unknown := [form for form in formats if form not in FORMATS]:
         raise ValueError(f"formats must be of {', '.join(FORMATS)}, got {unknown[0]!r}")
     found = read_runs(runs)
     place = Path(folder) if folder is not None else found[0].folder / "figures"
     written = []
     made = make_figures(found, layer)
-    with clear_errors(place):
+    with clear_errors(place, "-o"):
         place.mkdir(parents=True, exist_ok=True)
         for key, figure in made.items():
             for form in formats:

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from dessilbi.lab.rundir import LAST, RunError
-from dessilbi.optim import GroupLasso, Lasso
+from dessilbi.optim import Lasso
+from dessilbi.optim.prox import along
 
 from .pixels import draw_sheet, sheet_of
 
@@ -123,7 +124,7 @@ def _kept(epoch: int, checkpoint: Checkpoint, path: SolutionPath, shown: set[str
         if tuple(W.shape) != layer.shape:
             raise ValueError(f"{layer.name} has shape {tuple(W.shape)}, the path {layer.shape}")
         if layer.name in shown:
-            Gamma = gamma_of(layer, V, path)
+            Gamma = gamma_of(layer, V, path, epoch)
             images[layer.name] = Images(
                 draw_sheet(W.numpy(), layer), draw_sheet(Gamma.numpy(), layer)
             )
@@ -147,16 +148,21 @@ def twins_of(checkpoint: Checkpoint, path: SolutionPath) -> dict[str, Tensor]:
     return dict(zip((layer.name for layer in path.layers), found, strict=True))
 
 
-def gamma_of(layer: Layer, V: Tensor, path: SolutionPath) -> Tensor:
-    """``Gamma = kappa * prox(V)``, with the thresholds that the path recorded."""
+def gamma_of(layer: Layer, V: Tensor, path: SolutionPath, epoch: int) -> Tensor:
+    """Gamma of a marked epoch, with the norms or the thresholds that the path recorded.
+
+    ``Gamma_g`` is a multiple of ``V_g``, whatever other layers its group reaches into; for the
+    Lasso ``Gamma = kappa * prox(V)``.
+    """
     assert path.strengths is not None
+    if layer.group_dim is not None:
+        norms = path.norms(epoch, layer.name)
+        share = torch.where(norms.V > 0, norms.Gamma / norms.V, 0)
+        return along(share, V.ndim, layer.group_dim) * V
     lambd = torch.from_numpy(path.strengths.thresholds[layer.name].copy())
-    if layer.group_dim is not None and lambd.numel() > 1:
-        lambd = lambd.reshape([-1 if d == layer.group_dim else 1 for d in range(V.ndim)])
-    elif lambd.numel() > 1:
+    if lambd.numel() > 1:
         lambd = lambd.reshape(V.shape)
-    penalty = Lasso(lambd) if layer.group_dim is None else GroupLasso(lambd, layer.group_dim)
-    return path.strengths.kappa[layer.name] * penalty.prox(V)
+    return path.strengths.kappa[layer.name] * Lasso(lambd).prox(V)
 
 
 def _histogram(layer: Layer, V: Tensor, path: SolutionPath) -> NDArray[np.int64]:

@@ -49,7 +49,7 @@ def write_report(runs: Sequence[str | Path], file: str | Path | None = None) -> 
     found = read_runs(runs)
     place = Path(file) if file is not None else found[0].folder / FILE
     page = make_page(found)
-    with clear_errors(place):
+    with clear_errors(place, "-o"):
         place.parent.mkdir(parents=True, exist_ok=True)
         write_whole(place, page.encode())
     return place
@@ -127,7 +127,8 @@ def _tables(runs: Sequence[RunData]) -> str:
             parts.append(_section("", f"Every budget{which}", tables.budgets_table(run)))
         if run.budgets.compacts:
             parts.append(_section("", f"Compact networks{which}", tables.compacts_table(run)))
-    parts.append(_section("commands", "Make it again", "".join(map(tables.commands, runs))))
+    if commands := "".join(map(tables.commands, runs)):
+        parts.append(_section("commands", "Make it again", commands))
     parts.append(_details("config", "Configuration", tables.config_table(runs)))
     parts.append(_details("environment", "Environment", tables.environment_table(runs)))
     for run in runs:

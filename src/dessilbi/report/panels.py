@@ -40,10 +40,11 @@ def panels_of(runs: Sequence[RunData]) -> list[Panel]:
     paths = [run for run in runs if run.path is not None]
     has_kept = any(run.kept for run in runs)
     densities = bool(paths) or any(r.get("densities") for run in runs for r in run.records)
+    whole = ", ".join(dict.fromkeys(run.whole for run in runs))
     budgets = bool(paths) or any(run.budgets.points for run in runs)
     found = [
         (Panel("accuracy", "Accuracy",
-               "Of all weights, of the weights in the support of Gamma, and of these with "
+               f"Of {whole}, of the weights in the support of Gamma, and of these with "
                "BatchNorm recalibrated."), any(run.records for run in runs)),
         (Panel("loss", "Loss", "Cross entropy on training and on held-out images.", log=2),
          any(run.records for run in runs)),

@@ -51,14 +51,17 @@ def _run(run: RunData, packer: Packer) -> dict[str, Any]:
         "name": run.name,
         "title": f"{config['model']['name']} on {config['data']['name']}",
         "optimizer": config["optimizer"]["name"],
-        "judged_on": str(run.last.get("judged_on", "test")),
+        "judged_on": run.judged_on,
+        "whole": run.whole,
+        "mask_density": None if run.held is None else run.held.density,
         "story": story(run),
         "records": {"epoch": [r["epoch"] for r in run.records]}
         | {name: [_number(r.get(name)) for r in run.records] for name in CURVES},
-        "budgets": [asdict(p) for p in run.budgets.points],
-        "compacts": [
-            asdict(c) | {"accuracy": run.budgets.accuracy(c)} for c in run.budgets.compacts
-        ],
+        "budgets": {
+            "judged_on": run.budgets.judged_on,
+            "points": [asdict(p) for p in run.budgets.points],
+        },
+        "compacts": [asdict(c) for c in run.budgets.compacts],
         "lyapunov": None,
         "path": None,
     }
@@ -83,8 +86,11 @@ def _recorded_densities(run: RunData) -> dict[str, list[float | None]]:
 
 
 def _path(run: RunData, path: SolutionPath, units: Units, packer: Packer) -> dict[str, Any]:
-    # ||Gamma_g|| follows from ||V_g||; only where weights enter one by one it does not.
-    lasso = np.concatenate([np.full(layer.rows, not layer.exact) for layer in path.layers])
+    joint = None if units.partners is None else packer.add_scaled(units.joint, units.starts)
+    stored = np.repeat(
+        [_gamma_stored(layer, units) for layer in path.layers],
+        [layer.rows for layer in path.layers],
+    )
     overlap = run.overlap
     assert overlap is not None
     densities = [[path.density(e, layer.name) for layer in path.layers] for e in path.epochs]
@@ -95,7 +101,8 @@ def _path(run: RunData, path: SolutionPath, units: Units, packer: Packer) -> dic
         "layer": path.layers.index(path.layer(best_layer(path))),
         "W": packer.add_scaled(units.W, units.starts),
         "V": packer.add_scaled(units.V, units.starts),
-        "Gamma": packer.add_scaled(np.where(lasso, units.Gamma, np.float32(0)), units.starts),
+        "joint": joint,
+        "Gamma": packer.add_scaled(np.where(stored, units.Gamma, np.float32(0)), units.starts),
         "inside": packer.add(units.inside, along=True),
         "entry": packer.add(units.entry),
         "leaves": packer.add(units.leaves),
@@ -131,6 +138,11 @@ def _path(run: RunData, path: SolutionPath, units: Units, packer: Packer) -> dic
     }
 
 
+def _gamma_stored(layer: Layer, units: Units) -> bool:
+    """Of a group ||Gamma_g|| follows from ||V_g||, unless the threshold is for a joint norm."""
+    return not layer.exact or units.partners is not None
+
+
 def _layer(layer: Layer, units: Units, at: int, path: SolutionPath) -> dict[str, Any]:
     sheet = sheet_of(layer)
     lambd = None
@@ -146,6 +158,8 @@ def _layer(layer: Layer, units: Units, at: int, path: SolutionPath) -> dict[str,
         "rows": layer.rows,
         "start": units.starts[at],
         "exact": layer.exact,
+        "gamma_stored": _gamma_stored(layer, units),
+        "partners": [short(name) for name in (units.partners or {}).get(layer.name, ())],
         "groups": layer.groups,
         "numel": layer.numel,
         "lambd": lambd,

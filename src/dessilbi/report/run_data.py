@@ -12,6 +12,7 @@ from dessilbi.lab.rundir import PATH, RunDir, RunError
 from dessilbi.path import FormatError, SolutionPath
 
 from .budgets import Budgets, read_budgets
+from .held import Held, take_held
 from .kept import Kept, read_kept
 from .lyapunov import Lyapunov, read_lyapunov
 from .overlap import Overlap, between_epochs
@@ -32,6 +33,8 @@ class RunData:
     config: dict[str, Any]
     records: list[dict[str, Any]]
     """One an epoch; numbers that are not finite are ``None``."""
+    held: Held | None
+    """The subnetwork that the run trains; ``None`` for a run of all weights."""
     environment: dict[str, Any]
     path: SolutionPath | None
     """``None`` for optimizers without a twin."""
@@ -42,6 +45,16 @@ class RunData:
     lyapunov: Lyapunov | None
     notes: tuple[str, ...]
     """What could not be read, and what to do about it."""
+
+    @property
+    def judged_on(self) -> str:
+        """Which images the accuracies of the records are of: test or validation."""
+        return str(self.last.get("judged_on", "test"))
+
+    @property
+    def whole(self) -> str:
+        """What the network of the run is called, next to the support of its Gamma."""
+        return "all weights" if self.held is None else "the subnetwork"
 
     @property
     def epochs(self) -> tuple[int, ...]:
@@ -84,19 +97,23 @@ def read_run(folder: str | Path) -> RunData:
         raise RunError(f"cannot read {run.path / 'config.json'}: {error}") from error
     records = _records(run)
     path = _path(run)
+    held: Held | None = None
+    if config["start"] is not None:
+        held, records = take_held(records, has_twin=path is not None)
     if not records and (path is None or not path.marks):
         raise RunError(
             f"{run.path} has no finished epoch yet; train it first: "
-            f"dessilbi train {run.path / 'config.json'}"
+            f"dessilbi train {run.path / 'config.json'} --runs {run.path.parent}"
         )
     return RunData(
         folder=run.path,
         name=run.path.resolve().name,
         config=config,
         records=records,
+        held=held,
         environment=_environment(run, notes),
         path=path,
-        units=None if path is None else units_of(path),
+        units=None if path is None else units_of(path, coupled=config["optimizer"]["coupled"]),
         kept=() if path is None else read_kept(run, path, notes),
         budgets=read_budgets(run, notes),
         lyapunov=read_lyapunov(run, notes),

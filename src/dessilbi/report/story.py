@@ -9,6 +9,7 @@ from .units import NEVER, best_layer, short, unit_word
 if TYPE_CHECKING:
     from dessilbi.path import SolutionPath
 
+    from .held import Held
     from .run_data import RunData
     from .units import Units
 
@@ -32,6 +33,8 @@ _METHODS = {"dessilbi": "DessiLBI", "sgd": "SGD", "adam": "Adam"}
 
 def story(run: RunData) -> list[str]:
     """Sentences: the result, what entered, and when the support began to do."""
+    if run.held is not None:
+        return [_subnetwork(run, run.held)]
     sentences = [_result(run)]
     if run.path is not None and run.units is not None:
         sentences.append(_entered(run.path, run.units))
@@ -40,9 +43,31 @@ def story(run: RunData) -> list[str]:
     return sentences
 
 
+def _subnetwork(run: RunData, held: Held) -> str:
+    """What was chosen in another run, and how it does; its own Gamma is another matter."""
+    start, accuracy = run.config["start"], run.last.get("accuracy")
+    share = "" if held.density is None else f"{_share(held.density)} of the weights, "
+    name = f"the subnetwork ({share}chosen in {start['parent']}: {start['mask']})"
+    if accuracy is None:
+        return "Nothing was evaluated yet."
+    as_it_is = f"{_percent(accuracy)} {_judged(run)} right"
+    recalibrated = ""
+    if held.recalibrated_accuracy is not None:
+        recalibrated = f", {_percent(held.recalibrated_accuracy)} with BatchNorm recalibrated"
+    if not run.done:
+        return f"As it is, {name} gets {as_it_is}{recalibrated}."
+    before = ""
+    if held.accuracy is not None:
+        before = f"; before training it was {_percent(held.accuracy)}{recalibrated}"
+    return f"After {run.done} epochs {name} gets {as_it_is}{before}."
+
+
+def _judged(run: RunData) -> str:
+    return f"of the {run.judged_on} images"
+
+
 def _result(run: RunData) -> str:
-    last = run.last
-    judged = f"of the {last.get('judged_on', 'test')} images"
+    last, judged = run.last, _judged(run)
     dense, sparse = last.get("accuracy"), _sparse(last)
     if dense is None:
         return "Nothing was evaluated yet."

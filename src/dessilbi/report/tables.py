@@ -49,7 +49,7 @@ def runs_table(runs: Sequence[RunData]) -> str:
             )
         )  # fmt: skip
     head = (
-        "run", "optimizer", "seed", "epochs", "dense, %", "support, %", "recalibrated, %",
+        "run", "optimizer", "seed", "epochs", "network, %", "support, %", "recalibrated, %",
         "density, %",
     )  # fmt: skip
     return table(head, rows, kind="numbers")
@@ -69,7 +69,7 @@ def epochs_table(run: RunData) -> str:
             )
         )  # fmt: skip
     head = (
-        "epoch", "training loss", "loss", "training, %", "dense, %", "support, %",
+        "epoch", "training loss", "loss", "training, %", f"{run.whole}, %", "support, %",
         "recalibrated, %", "density, %", "lr",
     )  # fmt: skip
     return table(head, rows, kind="numbers")
@@ -100,15 +100,15 @@ def compacts_table(run: RunData) -> str:
         ]
         rows.append(
             (
-                c.chosen, percent(run.budgets.accuracy(c)), f"{c.parameters:,}",
+                c.chosen, percent(c.accuracy), c.judged_on, f"{c.parameters:,}",
                 f"{c.dense_parameters / max(c.parameters, 1):.2f}x", f"{c.macs:,.0f}",
                 f"{c.dense_macs / max(c.macs, 1):.2f}x", f"{c.bytes / 1000:,.1f}", *cells,
                 "" if c.difference is None else f"{c.difference:.1e}",
             )
         )  # fmt: skip
     head = (
-        "compact network", "accuracy, %", "parameters", "fewer", "multiply-adds", "fewer", "kB",
-        *(f"ms, batch {b} (faster)" for b in batches), "difference",
+        "compact network", "accuracy, %", "judged on", "parameters", "fewer", "multiply-adds",
+        "fewer", "kB", *(f"ms, batch {b} (faster)" for b in batches), "difference",
     )  # fmt: skip
     return table(
         head,
@@ -154,13 +154,17 @@ def environment_table(runs: Sequence[RunData]) -> str:
 
 
 def commands(run: RunData) -> str:
-    """How to make the run again."""
+    """How to make the run again, from the folder that the report was made in."""
     lines = []
     recorded = run.environment.get("command")
     if isinstance(recorded, list) and recorded:
         lines.append(f"{shlex.join(map(str, recorded))}    # as it was given")
-    lines.append(f"dessilbi train {run.name}/config.json    # the same, from its configuration")
-    return f"<pre>{escape(chr(10).join(lines))}</pre>"
+    if run.held is None:  # a subnetwork also takes mask and weights from the run it was found in
+        # Neither "." nor a link has the run's name, and so not its parent either.
+        folder = run.folder if run.folder.name == run.name else run.folder.resolve()
+        options = [str(folder / "config.json"), "--runs", str(folder.parent)]
+        lines.append(f"dessilbi train {shlex.join(options)}    # the same, from its configuration")
+    return f"<pre>{escape(chr(10).join(lines))}</pre>" if lines else ""
 
 
 def paper_table(runs: Sequence[RunData]) -> str:

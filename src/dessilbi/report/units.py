@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from .coupled import find_coupling, joint_norms
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -23,6 +25,8 @@ class Units:
     """Norms, marks x rows."""
     Gamma: NDArray[np.float32]
     V: NDArray[np.float32]
+    joint: NDArray[np.float32]
+    """What the threshold is for: the norm of V, of coupled layers over all of them."""
     inside: NDArray[np.uint8]
     """Share of a row's weights in the support, 0 to 255; 0 is none, 255 is all."""
     entry: NDArray[np.int32]
@@ -30,7 +34,9 @@ class Units:
     leaves: NDArray[np.int32]
     """How often a group left again; 0 for Lasso layers, whose weights come and go one by one."""
     threshold: NDArray[np.float32]
-    """lambd of a group; NaN for Lasso layers, or if it is not known."""
+    """lambd of a group; NaN for Lasso layers, or if it, or what it is for, is not known."""
+    partners: dict[str, tuple[str, ...]] | None
+    """By layer, those that its filters enter with; ``None`` if no layers of the run are coupled."""
     starts: tuple[int, ...]
     """First row of each layer."""
 
@@ -40,8 +46,13 @@ class Units:
         return slice(self.starts[at], self.starts[at] + layers[at].rows)
 
 
-def units_of(path: SolutionPath) -> Units:
-    """What a path tells of its rows."""
+def units_of(path: SolutionPath, *, coupled: bool = False) -> Units:
+    """What a path tells of its rows.
+
+    Args:
+        path: a path.
+        coupled: whether filters of different layers may be one group of Gamma.
+    """
     norms = np.stack([mark.norms for mark in path.marks])
     starts = np.cumsum([0, *(layer.rows for layer in path.layers)])
     inside = np.zeros((len(path.marks), int(starts[-1])), dtype=np.uint8)
@@ -65,10 +76,25 @@ def units_of(path: SolutionPath) -> Units:
         leaves[rows] = np.bincount(left, minlength=layer.rows)
         if path.strengths is not None:
             threshold[rows] = path.strengths.thresholds[layer.name]
-    return Units(
-        W=norms[:, 0], Gamma=norms[:, 1], V=norms[:, 2], inside=inside, entry=entry, leaves=leaves,
-        threshold=threshold, starts=tuple(int(s) for s in starts[:-1]),
+    units = Units(
+        W=norms[:, 0], Gamma=norms[:, 1], V=norms[:, 2], joint=norms[:, 2], inside=inside,
+        entry=entry, leaves=leaves, threshold=threshold, partners=None,
+        starts=tuple(int(s) for s in starts[:-1]),
     )  # fmt: skip
+    return _joined(units, path) if coupled else units
+
+
+def _joined(units: Units, path: SolutionPath) -> Units:
+    """With the norms of coupled layers put together."""
+    partners, unknown = find_coupling(path)
+    joint, threshold = units.joint.copy(), units.threshold.copy()
+    for layer in path.layers:
+        rows = units.rows(path.layers, layer.name)
+        if layer.name in unknown:
+            threshold[rows] = np.nan
+        together = (layer.name, *partners.get(layer.name, ()))
+        joint[:, rows] = joint_norms([units.V[:, units.rows(path.layers, n)] for n in together])
+    return replace(units, joint=joint, threshold=threshold, partners=partners)
 
 
 def _share(bits: NDArray[np.bool_], layer: Layer) -> NDArray[np.uint8]:

@@ -14,9 +14,32 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+
+Statistics = list[tuple[_BatchNorm, dict[str, "Tensor"]]]
+"""BatchNorm layers, each with copies of its running statistics."""
+
+
 def has_batchnorm(model: nn.Module) -> bool:
     """Whether the model keeps running statistics that a projection makes stale."""
     return any(isinstance(m, _BatchNorm) and m.track_running_stats for m in model.modules())
+
+
+def copy_statistics(model: nn.Module) -> Statistics:
+    """The running statistics of every BatchNorm layer as they are now."""
+    return [
+        (m, {n: b.clone() for n, b in m.named_buffers(recurse=False) if n in _STATISTICS})
+        for m in model.modules()
+        if isinstance(m, _BatchNorm)
+    ]
+
+
+@torch.no_grad()
+def restore_statistics(statistics: Statistics) -> None:
+    """Put back what :func:`copy_statistics` gave."""
+    for m, copies in statistics:
+        for name, copy in copies.items():
+            m.get_buffer(name).copy_(copy)
 
 
 @torch.no_grad()
@@ -26,7 +49,11 @@ def recalibrate_batchnorm(model: nn.Module, inputs: Iterable[Tensor]) -> None:
     Projected weights send other activations through the network than the ones its BatchNorm layers
     remember, and at early epochs that alone puts it at chance. The statistics become the plain
     average over the given batches; all other layers stay in evaluation mode, weights are not
-    touched, and the model's modes are restored.
+    touched, and the model's modes are restored. If anything fails on the way the old statistics
+    stay.
+
+    Within :func:`project` they last as long as the context: the dense weights come back with
+    theirs.
 
     Args:
         model: the network, weights as they are to be used.
@@ -37,6 +64,7 @@ def recalibrate_batchnorm(model: nn.Module, inputs: Iterable[Tensor]) -> None:
         return
     modes = {m: m.training for m in model.modules()}
     momenta = [m.momentum for m in norms]
+    before = copy_statistics(model)
     try:
         model.eval()
         for m in norms:
@@ -49,6 +77,9 @@ def recalibrate_batchnorm(model: nn.Module, inputs: Iterable[Tensor]) -> None:
             seen = True
         if not seen:
             raise ValueError("recalibrate_batchnorm needs at least one batch of inputs, got none")
+    except BaseException:
+        restore_statistics(before)
+        raise
     finally:
         for m, momentum in zip(norms, momenta, strict=True):
             m.momentum = momentum

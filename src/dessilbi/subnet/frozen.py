@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -37,17 +37,15 @@ class FrozenSupport:
         self._opt = opt
         self._params = twins_by_name(model, opt)
         self._outside = {name: ~opt.support(p) for name, p in self._params.items()}
-        self._rate: dict[str, dict[str, Any]] = {
-            name: next(g for g in opt.param_groups if any(p is q for q in g["params"]))
-            for name, p in self._params.items()
-        }
         self._handle = opt.register_step_post_hook(lambda *_: self._pull())
 
     @torch.no_grad()
     def _pull(self) -> None:
+        # Anew at every step: loading a state replaces the optimizer's groups.
+        rates = {p: float(g["lr"]) for g in self._opt.param_groups for p in g["params"]}
         for name, p in self._params.items():
             outside = self._outside[name]
-            keep = max(0.0, 1 - float(self._rate[name]["lr"]) / self.nu)
+            keep = max(0.0, 1 - rates[p] / self.nu)
             p.copy_(torch.where(outside, p * keep, p))
             V = self._opt.state[p].get("v")
             if V is not None:

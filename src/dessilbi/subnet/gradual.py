@@ -88,7 +88,8 @@ class GradualPruning:
 
     def _after_step(self) -> None:
         self._step += 1
-        last = self.target(self._step - 1) > self.density >= self.target(self._step)
+        before = self.target(self._step - 1) if self._step > 1 else 1.0  # also if begin is 0
+        last = before > self.density >= self.target(self._step)
         falling = self._step % self.every == 0 and self.density < self.target(self._step) < 1
         # Before anything is ranked: what was pruned has just been moved by its momentum, and behind
         # a BatchNorm, which divides by a variance of zero, so far that it would be ranked first.

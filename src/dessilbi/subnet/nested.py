@@ -91,7 +91,9 @@ class NestedTraining(Nesting):
             settled=settled, full=full, tilt=tilt, refresh=refresh, floor=floor, uniform=uniform,
             seed=seed,
         )  # fmt: skip
-        self._norms = [m for m in model.modules() if isinstance(m, _BatchNorm)]
+        self._norms = [
+            m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats
+        ]
         self._masked = {name: torch.empty_like(p) for name, p in self._params.items()}
         self._moves = {n: torch.empty_like(p, dtype=torch.bool) for n, p in self._params.items()}
         self._by_weight = {
@@ -100,11 +102,29 @@ class NestedTraining(Nesting):
         self._native = any(group["fused"] for group in opt.param_groups)
         self._level = FULL
         self._dense: list[tuple[Tensor, Tensor]] = []
-        self._momenta: list[float | None] = []
+        self._resting: list[tuple[_BatchNorm, float | None, Tensor]] = []
+        """BatchNorm layers that remember nothing now: their momentum and number of batches."""
         self._open = False
         self._attach()
 
+    def _attach(self) -> None:
+        super()._attach()
+        self._guard = self._opt.register_step_pre_hook(lambda *_: self._refuse_within())
+
+    def close(self) -> None:
+        """Let go of the optimizer."""
+        super().close()
+        self._guard.remove()
+
     # ------------------------------------------------------------------ a step
+
+    def _refuse_within(self) -> None:
+        # Also where the whole network is in place: else a run would fail late, at its first budget.
+        if self._open:
+            raise RuntimeError(
+                "leave the `with` before opt.step(): a step within it would move the subnetwork's "
+                "copy of the weights, and be lost"
+            )
 
     def __enter__(self) -> NestedTraining:
         if self._open:
@@ -122,9 +142,10 @@ class NestedTraining(Nesting):
         self._open, masked = False, bool(self._dense)
         for p, dense in self._dense:
             p.data = dense
-        for norm, momentum in zip(self._norms, self._momenta, strict=False):
+        for norm, momentum, batches in self._resting:
             norm.momentum = momentum
-        self._dense, self._momenta = [], []
+            norm.get_buffer("num_batches_tracked").copy_(batches)
+        self._dense, self._resting = [], []
         if kind is None and masked:
             for name, p in self._params.items():
                 if p.grad is not None:  # what was not there has no gradient, for clipping as well
@@ -165,6 +186,8 @@ class NestedTraining(Nesting):
             self._dense.append((p, p.data))
             p.data = masked
         if self.full > 0:  # else nothing would teach BatchNorm any statistics
-            self._momenta = [norm.momentum for norm in self._norms]
             for norm in self._norms:
+                # A cumulative average, momentum=None, divides by the number of batches.
+                batches = norm.get_buffer("num_batches_tracked").clone()
+                self._resting.append((norm, norm.momentum, batches))
                 norm.momentum = 0.0

@@ -9,6 +9,8 @@ import torch
 
 from dessilbi.path._names import named_weights
 
+from .batchnorm import copy_statistics, restore_statistics
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -22,9 +24,10 @@ if TYPE_CHECKING:
 def project(model: nn.Module, mask: Mask) -> Iterator[nn.Module]:
     """Within the context every weight off the mask is zero; afterwards the dense weights are back.
 
-    The weights come back bit for bit, also when the body raises. What the body itself writes to
-    masked parameters is lost; BatchNorm statistics are not touched (see
-    :func:`recalibrate_batchnorm`).
+    They come back bit for bit, also when the body raises, and the running statistics of BatchNorm
+    with them. So what the body itself writes to masked parameters is lost, and so are statistics
+    that it took anew for the subnetwork (:func:`recalibrate_batchnorm`): whatever needs them
+    belongs into the context.
 
     Args:
         model: the network.
@@ -32,10 +35,12 @@ def project(model: nn.Module, mask: Mask) -> Iterator[nn.Module]:
 
     Example:
         >>> with project(model, path.mask(density=0.05)):
+        ...     recalibrate_batchnorm(model, inputs)
         ...     accuracy = evaluate(model)
     """
     kept = masked_weights(model, mask)
     dense = [p.detach().clone() for p, _ in kept]
+    statistics = copy_statistics(model)
     try:
         zero_outside(kept)
         yield model
@@ -43,6 +48,7 @@ def project(model: nn.Module, mask: Mask) -> Iterator[nn.Module]:
         with torch.no_grad():
             for (p, _), weights in zip(kept, dense, strict=True):
                 p.copy_(weights)
+        restore_statistics(statistics)
 
 
 class HeldMask:

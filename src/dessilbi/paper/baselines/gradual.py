@@ -1,7 +1,9 @@
 """Iterative-Pruning-B: gradual magnitude pruning along a cubic while the network trains.
 
 Zhu, Gupta: To prune, or not to prune. 2017. The schedule is
-:class:`dessilbi.subnet.GradualPruning`; here only what it is run with.
+:class:`dessilbi.subnet.GradualPruning`; here only what it is run with. Every layer is pruned to the
+same density, as in that paper, which takes a trainer of its own:
+:func:`dessilbi.paper.baselines.train.gradual`.
 """
 
 from __future__ import annotations
@@ -15,14 +17,18 @@ if TYPE_CHECKING:
     from dessilbi.lab.config import Config
 
 
+BY_LAYER = "-gradual-by-layer"
+"""End of a run's name: the configuration alone would prune the smallest weights of all layers."""
+
+
 def gradually_pruned(config: Config, density: float, *, every: int = 100) -> Config:
-    """Train with magnitude pruning, by weight, down to a density.
+    """Train with magnitude pruning, by weight, every layer down to the same density.
 
     Pruning begins after a twelfth of the training and reaches its target after two thirds, every
     100 steps in between as in that paper.
     """
     return replace(
         config,
-        name=f"{config.name}-gradual",
+        name=f"{config.name}{BY_LAYER}",
         prune=PruneConfig(density=density, penalty="lasso", every=every),
     )

@@ -8,11 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
-import torch
-
-from dessilbi.lab.data.load import CARDS
-from dessilbi.lab.trained import network_without_data
-from dessilbi.path import count_macs_per_weight
+from dessilbi.lab.subnets import share_of_macs
 
 from .start import retrain
 
@@ -22,18 +18,6 @@ if TYPE_CHECKING:
     from dessilbi.lab.config import Config, ScheduleConfig
     from dessilbi.lab.rundir import RunDir
     from dessilbi.path import Mask
-
-
-def share_of_macs(config: Config, mask: Mask) -> float:
-    """Multiply-adds of the masked network as a fraction of the dense one's."""
-    model = network_without_data(config)
-    each = count_macs_per_weight(model, torch.zeros(1, *CARDS[config.data.name].shape))
-    kept = total = 0.0
-    for name, weight in model.named_parameters():
-        uses = each.get(name, 0.0)
-        total += uses * weight.numel()
-        kept += uses * (int(mask[name].sum()) if name in mask.names else weight.numel())
-    return kept / total
 
 
 def scratch(parent: RunDir, mask: Mask, runs: Path, kind: Literal["e", "b"]) -> Config:

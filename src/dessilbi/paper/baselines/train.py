@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from dessilbi.lab.config import ConfigError
 from dessilbi.lab.train import Trainer, train
 
+from .gradual import BY_LAYER
 from .slimming import NetworkSlimming
 from .soft_filters import SoftFilterPruning
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 SLIMMING = "dessilbi.paper.baselines.train:slimming"
 SOFT_FILTERS = "dessilbi.paper.baselines.train:soft_filters"
+GRADUAL = "dessilbi.paper.baselines.train:gradual"
 
 
 class Method(Protocol):
@@ -47,6 +49,16 @@ class MethodTrainer(Trainer):
     def _measure(self) -> dict[str, Any]:
         self.method.end_epoch(self.model)
         return super()._measure()
+
+
+class ByLayerTrainer(Trainer):
+    """A trainer whose gradual pruning takes every layer down to the same density."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        if self.companions.pruning is None:
+            raise ConfigError("a run with gradual pruning needs prune.density")
+        self.companions.pruning.uniform = True
 
 
 def train_with(method: Method, config: Config, place: Place, display: Display | None) -> RunDir:
@@ -75,6 +87,15 @@ def soft_filters(
     """Entry of a sweep: train with Soft Filter Pruning."""
     rate = _checked(config, "sfp", options["rate"])
     train_with(SoftFilterPruning(rate), config, place, display)
+
+
+def gradual(
+    config: Config, place: Place, options: Mapping[str, str], display: Display | None
+) -> None:
+    """Entry of a sweep: train a configuration of :func:`.gradual.gradually_pruned`."""
+    if not config.name.endswith(BY_LAYER):
+        raise ConfigError(f"name must end in {BY_LAYER!r}, got {config.name!r}")
+    train(config, place, display, trainer=ByLayerTrainer)
 
 
 def _checked(config: Config, method: str, value: str) -> float:

@@ -14,7 +14,7 @@ from dessilbi.lab.optimizers import COMPETITORS
 from dessilbi.lab.sweep import Job, Label
 from dessilbi.paper.figures import Line, Panel, draw_panels
 from dessilbi.paper.published import EPOCHS, KAPPA, KAPPA_EPOCHS, NU, NU_EPOCHS, PublishedTable
-from dessilbi.paper.recipe import Recipe, Scale, measure_curves, seed_list
+from dessilbi.paper.recipe import Recipe, Scale, measure_curves, over_seeds, seed_list, stand_in
 from dessilbi.paper.tables import Cell, Table
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def jobs(which: str, values: tuple[float, ...], scale: Scale, seeds: int | None)
     """Every value of the setting and SGD, each network, each seed."""
     size = SIZES[scale]
     found = []
-    for network, stand_in in size.networks.items():
+    for network, trained in size.networks.items():
         for value in (*values, None):
             if value is None:
                 optimizer, setting = COMPETITORS["sgd-mom-wd"], "sgd"
@@ -97,8 +97,8 @@ def jobs(which: str, values: tuple[float, ...], scale: Scale, seeds: int | None)
                 # Without the setting in the name: kappa = 1 and nu = 100 are the same run.
                 config = replace(
                     size.base,
-                    name=f"ablation-{stand_in}",
-                    model=ModelConfig(name=stand_in),
+                    name=f"ablation-{trained}",
+                    model=ModelConfig(name=trained),
                     optimizer=optimizer,
                     seed=seed,
                 )
@@ -125,6 +125,7 @@ def tables(name: str, best: PublishedTable, along: PublishedTable, results: Resu
     course = []
     for row in along.rows:
         network, setting = row.split("/")
+        labels = {"network": network, "setting": setting}
         for epoch in EPOCHS:
             for what, curve, factor in (
                 ("density", "density", 100.0),
@@ -134,10 +135,11 @@ def tables(name: str, best: PublishedTable, along: PublishedTable, results: Resu
                 place = max(epoch // size.shrink, 1) - 1
                 seeds = [
                     factor * record.values["curves"][curve][place]
-                    for record in results.where(network=network, setting=setting)
+                    for record in results.learned(**labels)
                     if place < len(record.values["curves"].get(curve, []))
                 ]
-                course.append(Cell(row, column, tuple(seeds), along.value(row, column)))
+                theirs, lost = along.value(row, column), results.collapsed(**labels)
+                course.append(Cell(row, column, tuple(seeds), theirs, collapsed=lost))
     note = (
         "Best test accuracy over all epochs, in percent, as in the paper: chosen on the test set."
     )
@@ -152,7 +154,7 @@ def draw(
 ) -> list[Path]:
     """A figure a network: training, validation, density and sparse accuracy."""
     files = []
-    for network in SIZES[results.scale].networks:  # type: ignore[index]
+    for network, trained in SIZES[results.scale].networks.items():  # type: ignore[index]
         panels = []
         for curve, label, factor in (
             ("train_loss", "training loss", 1.0),
@@ -165,14 +167,15 @@ def draw(
             for setting in settings:
                 seeds = [
                     [factor * value for value in record.values["curves"][curve]]
-                    for record in results.where(network=network, setting=setting)
+                    for record in results.learned(network=network, setting=setting)
                     if curve in record.values["curves"]
                 ]
                 if seeds:
                     lines.append(Line(setting, range(1, len(seeds[0]) + 1), seeds))
             log = curve == "train_loss"
             panels.append(Panel(label, "epoch", label, lines, log_y=log))
-        title = f"{network}, {name}, {results.scale} scale; mean and deviation over seeds"
+        shown = stand_in(trained, network)
+        title = f"{shown}, {name}, {results.scale} scale; {over_seeds(results)}"
         files += draw_panels(panels, out / f"{name}-{network}", title, columns=3)
     return files
 
@@ -184,9 +187,8 @@ _CUTS: dict[Scale, tuple[str, ...]] = {
         "16 epochs for 160, drops at 8 and 12; the paper's epochs 20, 40, 80, 160 are 2, 4, 8, 16",
         "nu and lambd divided by 10, as there are 100 times fewer steps for Gamma to grow in; "
         "settings are named by the paper's nu",
-        "two seeds",
     ),
-    "smoke": ("digits-net for VGG-16 on 512 digits, 2 epochs, nu and lambd divided by 10, 1 seed",),
+    "smoke": ("digits-net for VGG-16 on 512 digits, 2 epochs, nu and lambd divided by 10",),
 }
 
 

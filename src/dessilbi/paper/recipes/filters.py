@@ -86,10 +86,12 @@ def tables(results: Results) -> list[Table]:
     """How sparse the layer is and what that costs."""
     cells = []
     for method in ("SGD", "DessiLBI"):
-        cells.append(Cell(method, "accuracy, %", tuple(results.values("accuracy", method=method))))
-    records = results.where(method="DessiLBI")
+        ours = tuple(results.values("accuracy", method=method))
+        lost = results.collapsed(method=method)
+        cells.append(Cell(method, "accuracy, %", ours, collapsed=lost))
+    records = results.learned(method="DessiLBI")
     shares = tuple(100 * len(r.values["inside"]) / len(r.values["norms"][-1]) for r in records)
-    cells.append(Cell("DessiLBI", "filters of the layer in Gamma, %", shares))
+    cells.append(Cell("DessiLBI", "filters of the layer in Gamma, %", shares, collapsed=lost))
     title = "Third convolution of LeNet-5 (the paper shows a figure without numbers)"
     return [Table("filters-lenet-5", title, cells)]
 

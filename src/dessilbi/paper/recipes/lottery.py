@@ -11,7 +11,7 @@ from dessilbi.lab.trained import trained_network
 from dessilbi.paper.baselines.start import density
 from dessilbi.paper.figures import Line, Panel, Points, draw_panels
 from dessilbi.paper.published import LOTTERY
-from dessilbi.paper.recipe import Recipe, Scale, measure_curves, seed_list
+from dessilbi.paper.recipe import Recipe, Scale, measure_curves, seed_list, stand_in
 from dessilbi.paper.recipes.lottery_jobs import PanelJobs, size_of
 from dessilbi.paper.tables import Cell, Table
 from dessilbi.path import Mask
@@ -69,6 +69,7 @@ def tables(name: str, results: Results) -> list[Table]:
             f"{method}, dense",
             "accuracy",
             tuple(results.values("accuracy", method=method, at="dense")),
+            collapsed=results.collapsed(method=method, at="dense"),
         )
         for method in ("SGD", "DessiLBI")
     ]
@@ -80,7 +81,7 @@ def tables(name: str, results: Results) -> list[Table]:
             ours = tuple(results.values("accuracy", **labels))
             lost = results.collapsed(**labels)
             cells.append(Cell(method, f"{at}: {size}", ours, collapsed=lost))
-    title = f"Lottery, {name}: test accuracy after retraining, in percent"
+    title = f"Lottery, {_trained(name, results)}: test accuracy after retraining, in percent"
     note = "The paper shows this as a figure without numbers."
     return [Table(f"lottery-{name}", title, cells, notes=(note,))]
 
@@ -99,7 +100,7 @@ def draw(name: str, results: Results, out: Path, place: Place) -> list[Path]:
         points.append(Points("DessiLBI ticket" if method == "ticket" else method, x, y))
     curves = [
         [100 * d for d in r.values["curves"]["density"]]
-        for r in results.where(method="DessiLBI", at="dense")
+        for r in results.learned(method="DessiLBI", at="dense")
     ]
     lines = [Line("Gamma", range(1, len(curves[0]) + 1), curves)] if curves else []
     stops = size_of(name, results.scale).stops  # type: ignore[arg-type]
@@ -117,7 +118,15 @@ def draw(name: str, results: Results, out: Path, place: Place) -> list[Path]:
             "along the training", "epoch", "density of Gamma, %", lines, verticals=stops, log_x=True
         ),
     ]  # fmt: skip
-    return draw_panels(panels, out / f"lottery-{name}", f"{name}, {results.scale} scale")
+    title = f"{_trained(name, results)}, {results.scale} scale"
+    return draw_panels(panels, out / f"lottery-{name}", title)
+
+
+def _trained(name: str, results: Results) -> str:
+    """The network of a panel and what is pruned, in words."""
+    model = size_of(name, results.scale).model  # type: ignore[arg-type]
+    pruned = "by weight" if name.endswith("-lasso") else "by filter"
+    return f"{stand_in(model, name.removesuffix('-lasso'))}, {pruned}"
 
 
 def _recipe(panel: str, name: str) -> Recipe:
@@ -146,9 +155,9 @@ def _recipe(panel: str, name: str) -> Recipe:
                 "5,000 of 50,000 training images, 2,000 of 10,000 test images",
                 "nu divided by 10, as there are far fewer steps for Gamma to grow in"
                 + ("" if deep else f", lambd by {size_of(name, 'cpu').gentler:g}"),
-                "fewer early stops and densities; " + ("one seed" if deep else "two seeds"),
+                "fewer early stops and densities",
             ),
-            "smoke": ("digits-net on 512 digits, 2 epochs, nu divided by 100, 1 seed",),
+            "smoke": ("digits-net on 512 digits, 2 epochs, nu divided by 100",),
         },
         notes=(
             "Retraining uses SGD with Nesterov momentum, which the paper does not state.",

@@ -118,14 +118,24 @@ class PanelJobs:
             model=ModelConfig(name=self.size.model),
             seed=seed,
         )
+        self.tuning = max(self.base.epochs // 4, 1)
+        """Epochs of fine-tuning, and of a round of Han's."""
         self.parent, self.dense = self._key("DessiLBI", "dense"), self._key("SGD", "dense")
         self.found: list[Job] = []
 
     def _key(self, method: str, at: str) -> str:
         return f"{self.name}/{method}/{at}/seed={self.seed}"
 
-    def add(self, method: str, at: str, config: Any, *needs: str, **more: Any) -> str:
-        """Plan a run; returns its key."""
+    def add(
+        self,
+        method: str,
+        at: str,
+        config: Any,
+        *needs: str,
+        epochs: int | None = None,
+        **more: Any,
+    ) -> str:
+        """Plan a run, as long as the dense training unless told otherwise; returns its key."""
         key = self._key(method, at)
         labels: dict[str, Label] = {
             "network": self.name,
@@ -133,7 +143,7 @@ class PanelJobs:
             "at": at,
             "seed": self.seed,
         }
-        epochs = self.base.epochs
+        epochs = self.base.epochs if epochs is None else epochs
         self.found.append(
             Job(key=key, config=config, needs=needs, labels=labels, epochs=epochs, **more)
         )
@@ -195,9 +205,17 @@ class PanelJobs:
         def slimmed(runs: Mapping[str, RunDir]) -> Config:
             run = runs[slim]
             mask = slimming.slimmed(trained_network(run), wanted)
-            return retrain(run, mask, run.path.parent, method="slimmed", words=at, weights="last")
+            return retrain(
+                run,
+                mask,
+                run.path.parent,
+                method="slimmed",
+                words=at,
+                weights="last",
+                epochs=self.tuning,
+            )
 
-        self.add("Network Slimming", at, slimmed, slim)
+        self.add("Network Slimming", at, slimmed, slim, epochs=self.tuning)
         rate = _rate(replace(self.base, seed=0), wanted)
         config = methods.named(replace(self.base, optimizer=SGD), "sfp", rate)
         options = {"rate": str(rate)}
@@ -209,7 +227,9 @@ class PanelJobs:
             return scratch(run, mask, run.path.parent, kind)
 
         self.add("Scratch-E", at, partial(from_scratch, kind="e"), self.dense)
-        self.add("Scratch-B", at, partial(from_scratch, kind="b"), self.dense)
+        # About what `scratch` will count: most layers keep that share of inputs and of outputs.
+        longer = round(self.base.epochs * min(2.0, (1 - rate) ** -2))
+        self.add("Scratch-B", at, partial(from_scratch, kind="b"), self.dense, epochs=longer)
 
     # ------------------------------------------------------------------ panels c and d
 
@@ -222,7 +242,7 @@ class PanelJobs:
 
         self.add("Rethinking-Lottery", at, rethinking, self.dense)
         config = gradually_pruned(replace(self.base, optimizer=SGD), wanted)
-        self.add("Iterative-Pruning-B", at, config)
+        self.add("Iterative-Pruning-B", at, config, entry=methods.GRADUAL)
         parent = self.dense
         rounds = iterative.densities(wanted, HAN_ROUNDS)
         for number, reached in enumerate(rounds, start=1):
@@ -231,12 +251,11 @@ class PanelJobs:
                 runs: Mapping[str, RunDir], parent: str = parent, reached: float = reached
             ) -> Config:
                 run = runs[parent]
-                epochs = max(self.base.epochs // 4, 1)
-                return iterative.next_round(run, reached, run.path.parent, epochs=epochs)
+                return iterative.next_round(run, reached, run.path.parent, epochs=self.tuning)
 
             last = number == len(rounds)
             where = at if last else f"{at}, round {number}"
-            parent = self.add("Iterative-Pruning-A", where, again, parent)
+            parent = self.add("Iterative-Pruning-A", where, again, parent, epochs=self.tuning)
 
 
 @functools.cache

@@ -42,6 +42,7 @@ function unpackScaled(entry, bytes) {
 
 function decodePath(path, bytes) {
   for (const name of ["W", "V", "Gamma"]) path[name] = unpackScaled(path[name], bytes);
+  path.joint = path.joint ? unpackScaled(path.joint, bytes) : path.V; // what λ is the threshold of
   for (const name of ["inside", "entry", "leaves", "threshold"]) {
     path[name] = unpack(path[name], bytes);
   }
@@ -52,13 +53,13 @@ function decodePath(path, bytes) {
   path.layers.forEach((layer, i) => {
     layer.index = i;
     path.layerOf.fill(i, layer.start, layer.start + layer.rows);
-    if (layer.exact) addGamma(path, layer);
+    if (!layer.gamma_stored) addGamma(path, layer);
   });
   path.entryEpoch = Float32Array.from(path.entry, (step) => epochOfStep(path, step));
   return path;
 }
 
-// Of a group ||Gamma|| = kappa max(0, ||V|| - lambd), so it is not stored.
+// Of a group that no other layer has a part in ||Gamma|| = kappa max(0, ||V|| - lambd).
 function addGamma(path, layer) {
   for (let mark = 0; mark < path.marks; mark++) {
     for (let row = layer.start; row < layer.start + layer.rows; row++) {

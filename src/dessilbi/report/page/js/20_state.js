@@ -36,10 +36,13 @@ function markAt(epochs, epoch = state.epoch) {
   return at;
 }
 
-function recordAt(one, name, epoch = state.epoch) {
-  const at = one.records.epoch.indexOf(epoch);
-  return at < 0 ? null : one.records[name][at];
+// The last record at or before the chosen epoch: a run may have ended before the longest one.
+function recordAt(one, name) {
+  const at = markAt(one.records.epoch);
+  return one.records.epoch[at] <= state.epoch ? one.records[name][at] : null;
 }
+
+const recordEpoch = (one) => recordAt(one, "epoch") ?? state.epoch;
 
 function selectUnit(unit) {
   if (unit === null || unit === state.unit) return change({ unit: null });
@@ -50,6 +53,12 @@ function selectUnit(unit) {
 function unitName(unit) {
   const found = path().layers[path().layerOf[unit]];
   return `${found.short}, ${found.word} ${unit - found.start}`;
+}
+
+// A residual stream has dozens of layers.
+function partnerNames(found) {
+  const [first, ...others] = found.partners;
+  return others.length ? `${first} and ${others.length} more` : first;
 }
 
 function unitLines(unit) {
@@ -69,7 +78,8 @@ function unitLines(unit) {
   lines.push(`epoch ${p.epochs[mark]}: ${where}`);
   lines.push(`‖W‖ ${short(p.W[at], 3)}   ‖Γ‖ ${short(p.Gamma[at], 3)}   ‖V‖ ${short(p.V[at], 3)}`);
   if (found.exact && p.threshold[unit] > 0) {
-    lines.push(`‖V‖ is ${percent(p.V[at] / p.threshold[unit], 0)} of λ`);
+    const joint = found.partners.length ? `joint ‖V‖ with ${partnerNames(found)}` : "‖V‖";
+    lines.push(`${joint} is ${percent(p.joint[at] / p.threshold[unit], 0)} of λ`);
   }
   return lines;
 }

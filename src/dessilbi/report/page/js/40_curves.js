@@ -6,7 +6,7 @@ function recorded(kinds) {
     kinds
       .filter(({ name }) => one.records[name].some((value) => value !== null))
       .map(({ name, label, colour, dash }) => ({
-        label: many ? `${one.name}: ${label}` : label,
+        label: many ? `${one.name}: ${label(one)}` : label(one),
         colour: many ? runColour(i) : colour(),
         dash,
         wide: many && i === state.run,
@@ -17,14 +17,14 @@ function recorded(kinds) {
 }
 
 const ACCURACIES = [
-  { name: "accuracy", label: "all weights", colour: () => colours.ink, dash: [] },
-  { name: "recalibrated_accuracy", label: "support, recalibrated", colour: () => colours.inside, dash: [6, 3] },
-  { name: "sparse_accuracy", label: "support", colour: () => colours.runs[2], dash: [2, 3] },
+  { name: "accuracy", label: (one) => one.whole, colour: () => colours.ink, dash: [] },
+  { name: "recalibrated_accuracy", label: () => "support, recalibrated", colour: () => colours.inside, dash: [6, 3] },
+  { name: "sparse_accuracy", label: () => "support", colour: () => colours.runs[2], dash: [2, 3] },
 ];
 
 const LOSSES = [
-  { name: "train_loss", label: "training", colour: () => colours.ink, dash: [] },
-  { name: "loss", label: "held out", colour: () => colours.runs[1], dash: [6, 3] },
+  { name: "train_loss", label: () => "training", colour: () => colours.ink, dash: [] },
+  { name: "loss", label: () => "held out", colour: () => colours.runs[1], dash: [6, 3] },
 ];
 
 const accuracySpec = curvesSpec({
@@ -35,10 +35,11 @@ const accuracySpec = curvesSpec({
   unit: " %",
   readout() {
     const value = (name) => recordAt(run(), name);
-    if (value("accuracy") === null) return `Epoch ${state.epoch}: not evaluated.`;
+    const epoch = recordEpoch(run());
+    if (value("accuracy") === null) return `Epoch ${epoch}: not evaluated.`;
     const sparse = value("recalibrated_accuracy") ?? value("sparse_accuracy");
     const rest = sparse === null ? "" : `, the support alone ${points(sparse)}`;
-    return `Epoch ${state.epoch}: all weights ${points(value("accuracy"))}${rest}.`;
+    return `Epoch ${epoch}: ${run().whole} ${points(value("accuracy"))}${rest}.`;
   },
 });
 
@@ -49,7 +50,8 @@ const lossSpec = curvesSpec({
   readout() {
     const value = recordAt(run(), "train_loss");
     const rate = recordAt(run(), "lr");
-    if (value === null) return `Epoch ${state.epoch}: no loss recorded.`;
-    return `Epoch ${state.epoch}: training loss ${short(value, 3)}${rate === null ? "" : `, learning rate ${short(rate, 3)}`}.`;
+    const epoch = recordEpoch(run());
+    if (value === null) return `Epoch ${epoch}: no loss recorded.`;
+    return `Epoch ${epoch}: training loss ${short(value, 3)}${rate === null ? "" : `, learning rate ${short(rate, 3)}`}.`;
   },
 });

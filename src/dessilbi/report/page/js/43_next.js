@@ -1,4 +1,5 @@
-// Who is next: ||V_g|| against lambd, filter by filter; of single weights a histogram.
+// Who is next: ||V_g|| against lambd, filter by filter; of single weights a histogram. Of coupled
+// filters, which enter together, V_g is that of all of them.
 
 function ratios() {
   const p = path();
@@ -6,7 +7,7 @@ function ratios() {
   return layerUnits()
     .map((unit) => ({
       unit,
-      ratio: p.V[mark * p.rows + unit] / p.threshold[unit],
+      ratio: p.joint[mark * p.rows + unit] / p.threshold[unit],
       inside: p.inside[mark * p.rows + unit] > 0,
     }))
     .sort((a, b) => b.ratio - a.ratio);
@@ -20,7 +21,7 @@ function nextOfAll() {
   let largest = 0;
   for (let unit = 0; unit < p.rows; unit++) {
     if (p.inside[at + unit] || !(p.threshold[unit] > 0)) continue;
-    const ratio = p.V[at + unit] / p.threshold[unit];
+    const ratio = p.joint[at + unit] / p.threshold[unit];
     if (ratio > largest) [best, largest] = [unit, ratio];
   }
   return best === null ? null : { unit: best, ratio: largest };
@@ -33,7 +34,7 @@ function drawRatios(panel) {
   const x = (panel.x = linear(0, bars.length, frame.left, frame.right));
   const y = (panel.y = linear(0, highest, frame.bottom, frame.top));
   axes(ctx, frame, x, y, {
-    xLabel: `${layer().word}s of ${layer().short}, the nearest first`, yLabel: "‖V‖ / λ", xTicks: [],
+    xLabel: `${layer().word}s of ${layer().short}, the nearest first`, yLabel: layer().partners.length ? "joint ‖V‖ / λ" : "‖V‖ / λ", xTicks: [],
   });
   const width = x(1) - x(0);
   const wide = width > 13;
@@ -101,7 +102,8 @@ const nextSpec = {
     if (found) return drawHistogram(panel, found.counts);
     panel.ctx.fillStyle = colours.muted;
     panel.ctx.font = `13px ${colours.font}`;
-    panel.ctx.fillText("No epoch was kept (--keep) to look at single weights.", 12, 60);
+    const why = layer().exact ? "Not known: no threshold, or which filters are coupled." : "No epoch was kept (--keep) to look at single weights.";
+    panel.ctx.fillText(why, 12, 60);
     return undefined;
   },
   hit(panel, px, py) {
@@ -114,6 +116,7 @@ const nextSpec = {
     { label: "outside", colour: colours.outside, mark: "box" },
   ],
   readout(panel) {
+    if (!panel.bars && layer().exact) return `What the ${layer().word}s of ${layer().short} are compared with is not known.`;
     if (!panel.bars) {
       const found = histogram();
       return found
@@ -123,14 +126,18 @@ const nextSpec = {
     const waiting = panel.bars.filter((bar) => !bar.inside && bar.ratio > 0).slice(0, 3);
     const all = nextOfAll();
     const names = waiting.map((bar) => `${bar.unit - layer().start} (${percent(bar.ratio, 0)} of λ)`);
-    const here = names.length ? `Next in ${layer().short}: ${names.join(", ")}.` : `All of ${layer().short} are in.`;
+    const coupled = layer().partners.length ? ` They enter with those of ${partnerNames(layer())}.` : "";
+    // Under a mask, or before the first step, V is zero: nobody waits, and yet not all are in.
+    const none = panel.bars.every((bar) => bar.inside) ? `All of ${layer().short} are in.` : `Nobody else of ${layer().short} is on the way.`;
+    const here = names.length ? `Next in ${layer().short}: ${names.join(", ")}.` : none;
     return all && path().layerOf[all.unit] !== state.layer
-      ? `${here} In the whole net: ${unitName(all.unit)} (${percent(all.ratio, 0)}).`
-      : here;
+      ? `${here}${coupled} In the whole net: ${unitName(all.unit)} (${percent(all.ratio, 0)}).`
+      : here + coupled;
   },
   csv(panel) {
     if (panel.bars) {
-      const rows = panel.bars.map((bar) => [layer().name, bar.unit - layer().start, state.epoch, bar.ratio, +bar.inside]);
+      const epoch = path().epochs[markAt(path().epochs)];
+      const rows = panel.bars.map((bar) => [layer().name, bar.unit - layer().start, epoch, bar.ratio, +bar.inside]);
       return [["layer", "unit", "epoch", "norm_V_over_lambd", "inside"], ...rows];
     }
     const found = histogram();

@@ -62,7 +62,8 @@ const densitiesSpec = {
   readout() {
     const one = run();
     const density = one.path ? one.path.density[markAt(one.path.epochs)] : recordAt(one, "density");
-    return `Epoch ${state.epoch}: ${percent(density, 2)} of all these weights.`;
+    const epoch = one.path ? one.path.epochs[markAt(one.path.epochs)] : recordEpoch(one);
+    return `Epoch ${epoch}: ${percent(density, 2)} of all these weights.`;
   },
   csv() {
     const one = run();

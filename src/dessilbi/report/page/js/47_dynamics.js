@@ -8,7 +8,7 @@ function dynamicsParts() {
     ["Lyapunov value F", (one) => {
       if (!one.lyapunov) return null;
       const last = one.path ? one.path.steps[one.path.marks - 1] : one.lyapunov.step[one.lyapunov.step.length - 1];
-      const epochs = report.epochs[report.epochs.length - 1];
+      const epochs = (one.path ? one.path.epochs : one.records.epoch).at(-1);
       return { x: one.lyapunov.step.map((s) => (s / last) * epochs), y: one.lyapunov.F };
     }],
   ];

@@ -107,9 +107,12 @@ function updateFigures() {
   const mark = p ? markAt(p.epochs) : 0;
   const density = p ? p.density[mark] : recordAt(one, "density");
   const sparse = recordAt(one, "recalibrated_accuracy") ?? recordAt(one, "sparse_accuracy");
+  const epoch = recordEpoch(one);
   const values = {
-    "all weights": points(recordAt(one, "accuracy")),
+    "at epoch": epoch === state.epoch ? null : epoch, // the run ended before
+    [one.whole]: points(recordAt(one, "accuracy")),
     "support alone": one.path || sparse !== null ? points(sparse) : null,
+    "kept by the mask": p && one.mask_density !== null ? percent(one.mask_density) : null,
     density: density === null ? null : percent(density),
     "training loss": short(recordAt(one, "train_loss"), 3),
     "coupling gap": p ? short(p.gap[mark], 3) : null,
