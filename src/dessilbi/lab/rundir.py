@@ -212,13 +212,15 @@ def clear_errors(path: Path, option: str = "--runs") -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        elsewhere = f"choose another folder with {option}"
         reason = {
             errno.ENOSPC: "the disk is full; free some space and run the same command again",
             errno.EDQUOT: "the disk quota is used up; free some space and run the same command",
-            errno.EACCES: f"no permission; choose another folder with {option}",
-            errno.EPERM: f"no permission; choose another folder with {option}",
-            errno.EROFS: f"the file system is read-only; choose another folder with {option}",
-            errno.ENOTDIR: f"a part of the path is a file; choose another folder with {option}",
-        }.get(error.errno or 0, str(error))
+            errno.EACCES: f"no permission; {elsewhere}",
+            errno.EPERM: f"no permission; {elsewhere}",
+            errno.EROFS: f"the file system is read-only; {elsewhere}",
+            errno.ENOTDIR: f"a part of the path is a file; {elsewhere}",
+            errno.EEXIST: f"a part of the path is a file; {elsewhere}",
+        }.get(error.errno or 0, f"{error.strerror or error}; {elsewhere}")
         kept = " Earlier checkpoints are kept." if option == "--runs" else ""
         raise RunError(f"cannot write {path}: {reason}.{kept}") from error
