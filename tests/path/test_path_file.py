@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from path_problems import make, recorded, same
 from safetensors.torch import save_file
 
+from dessilbi import DessiLBI, split_parameters
 from dessilbi.path import FormatError, Mask, PathRecorder, SolutionPath
 from dessilbi.path import _file as tensor_file
 from dessilbi.path._supports import SupportSequence, decode, encode
@@ -139,3 +140,24 @@ def test_supports_can_be_read_in_any_order():
         assert np.array_equal(kept.at(place), supports[place])
     kept.append(supports[2])
     assert np.array_equal(kept.at(6), supports[2])
+
+
+def test_which_layers_are_coupled_is_kept(tmp_path):
+    class Block(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stem, self.read, self.write = (torch.nn.Conv2d(4, 4, 1) for _ in range(3))
+
+        def forward(self, x):
+            x = self.stem(x)
+            return x + self.write(self.read(x).relu())
+
+    net = torch.nn.Sequential(Block(), torch.nn.Flatten(), torch.nn.Linear(16, 2))
+    x = torch.ones(1, 4, 2, 2)
+    opt = DessiLBI(split_parameters(net, coupled=True, example_input=x))
+    rec = PathRecorder(net, opt)
+    rec.record(0)
+    rec.path.save(tmp_path / "p")
+    wanted = {"0.stem.weight": "0.stem.weight", "0.write.weight": "0.stem.weight"}
+    for path in (rec.path, SolutionPath.load(tmp_path / "p")):
+        assert {one.name: one.coupled for one in path.layers if one.coupled} == wanted

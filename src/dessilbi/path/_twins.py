@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dessilbi.optim import DessiLBI, GroupLasso
@@ -42,10 +43,18 @@ def twins_by_name(model: nn.Module, opt: DessiLBI) -> dict[str, Tensor]:
 
 def layers_of(opt: DessiLBI, params: dict[str, Tensor]) -> tuple[Layer, ...]:
     penalties = {name: opt.penalty(p) for name, p in params.items()}
-    return make_layers(
+    layers = make_layers(
         (name, tuple(params[name].shape), penalty.dim if isinstance(penalty, GroupLasso) else None)
         for name, penalty in penalties.items()
     )
+    names = {p: name for name, p in params.items()}
+    together = {
+        p: names[group["params"][0]]
+        for group in opt.param_groups
+        if group["coupled"] and len(group["params"]) > 1
+        for p in group["params"]
+    }
+    return tuple(replace(one, coupled=together.get(params[one.name])) for one in layers)
 
 
 def layers_of_groups(groups: Sequence[Mapping[str, Any]]) -> tuple[Layer, ...]:

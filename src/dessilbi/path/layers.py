@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,6 +35,9 @@ class Layer:
     groups: int
     offset: int
     """Number of the layer's first group among the groups of all layers."""
+    coupled: str | None = field(default=None, compare=False)
+    """The first of the layers whose groups of equal number enter together with these, at their
+    joint norm; ``None`` if each layer's enter alone."""
 
     @property
     def exact(self) -> bool:

@@ -136,7 +136,7 @@ def next_to_enter(run: RunData, layer: str | None = None) -> Figure | None:
         axes.set_xticks([])
     axes.grid(visible=False, axis="x")
     axes.set_xlabel(f"{unit_word(path.layer(name))}s of {short(name)}, nearest first")
-    coupled = name in (units.partners or {})
+    coupled = name in units.partners
     axes.set_ylabel("joint ||V|| / lambd" if coupled else "||V|| / lambd")
     axes.set_title(f"Who is next, after epoch {path.epochs[-1]}")
     return figure

@@ -86,7 +86,7 @@ def _recorded_densities(run: RunData) -> dict[str, list[float | None]]:
 
 
 def _path(run: RunData, path: SolutionPath, units: Units, packer: Packer) -> dict[str, Any]:
-    joint = None if units.partners is None else packer.add_scaled(units.joint, units.starts)
+    joint = None if not units.partners else packer.add_scaled(units.joint, units.starts)
     stored = np.repeat(
         [_gamma_stored(layer, units) for layer in path.layers],
         [layer.rows for layer in path.layers],
@@ -140,7 +140,7 @@ def _path(run: RunData, path: SolutionPath, units: Units, packer: Packer) -> dic
 
 def _gamma_stored(layer: Layer, units: Units) -> bool:
     """Of a group ||Gamma_g|| follows from ||V_g||, unless the threshold is for a joint norm."""
-    return not layer.exact or units.partners is not None
+    return not layer.exact or layer.name in units.partners
 
 
 def _layer(layer: Layer, units: Units, at: int, path: SolutionPath) -> dict[str, Any]:
@@ -159,7 +159,7 @@ def _layer(layer: Layer, units: Units, at: int, path: SolutionPath) -> dict[str,
         "start": units.starts[at],
         "exact": layer.exact,
         "gamma_stored": _gamma_stored(layer, units),
-        "partners": [short(name) for name in (units.partners or {}).get(layer.name, ())],
+        "partners": [short(name) for name in units.partners.get(layer.name, ())],
         "groups": layer.groups,
         "numel": layer.numel,
         "lambd": lambd,

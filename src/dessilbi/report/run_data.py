@@ -113,7 +113,7 @@ def read_run(folder: str | Path) -> RunData:
         held=held,
         environment=_environment(run, notes),
         path=path,
-        units=None if path is None else units_of(path, coupled=config["optimizer"]["coupled"]),
+        units=None if path is None else units_of(path),
         kept=() if path is None else read_kept(run, path, notes),
         budgets=read_budgets(run, notes),
         lyapunov=read_lyapunov(run, notes),

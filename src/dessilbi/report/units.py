@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .coupled import find_coupling, joint_norms
-
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -34,9 +32,9 @@ class Units:
     leaves: NDArray[np.int32]
     """How often a group left again; 0 for Lasso layers, whose weights come and go one by one."""
     threshold: NDArray[np.float32]
-    """lambd of a group; NaN for Lasso layers, or if it, or what it is for, is not known."""
-    partners: dict[str, tuple[str, ...]] | None
-    """By layer, those that its filters enter with; ``None`` if no layers of the run are coupled."""
+    """lambd of a group; NaN for Lasso layers, or if it is not known."""
+    partners: dict[str, tuple[str, ...]]
+    """By coupled layer, the others that its filters enter with."""
     starts: tuple[int, ...]
     """First row of each layer."""
 
@@ -46,13 +44,8 @@ class Units:
         return slice(self.starts[at], self.starts[at] + layers[at].rows)
 
 
-def units_of(path: SolutionPath, *, coupled: bool = False) -> Units:
-    """What a path tells of its rows.
-
-    Args:
-        path: a path.
-        coupled: whether filters of different layers may be one group of Gamma.
-    """
+def units_of(path: SolutionPath) -> Units:
+    """What a path tells of its rows."""
     norms = np.stack([mark.norms for mark in path.marks])
     starts = np.cumsum([0, *(layer.rows for layer in path.layers)])
     inside = np.zeros((len(path.marks), int(starts[-1])), dtype=np.uint8)
@@ -78,23 +71,31 @@ def units_of(path: SolutionPath, *, coupled: bool = False) -> Units:
             threshold[rows] = path.strengths.thresholds[layer.name]
     units = Units(
         W=norms[:, 0], Gamma=norms[:, 1], V=norms[:, 2], joint=norms[:, 2], inside=inside,
-        entry=entry, leaves=leaves, threshold=threshold, partners=None,
+        entry=entry, leaves=leaves, threshold=threshold, partners=_partners(path.layers),
         starts=tuple(int(s) for s in starts[:-1]),
     )  # fmt: skip
-    return _joined(units, path) if coupled else units
+    return _joined(units, path.layers)
 
 
-def _joined(units: Units, path: SolutionPath) -> Units:
+def _joined(units: Units, layers: tuple[Layer, ...]) -> Units:
     """With the norms of coupled layers put together."""
-    partners, unknown = find_coupling(path)
-    joint, threshold = units.joint.copy(), units.threshold.copy()
-    for layer in path.layers:
-        rows = units.rows(path.layers, layer.name)
-        if layer.name in unknown:
-            threshold[rows] = np.nan
-        together = (layer.name, *partners.get(layer.name, ()))
-        joint[:, rows] = joint_norms([units.V[:, units.rows(path.layers, n)] for n in together])
-    return replace(units, joint=joint, threshold=threshold, partners=partners)
+    joint = units.joint.copy()
+    for name, others in units.partners.items():
+        parts = [units.V[:, units.rows(layers, one)] for one in (name, *others)]
+        joint[:, units.rows(layers, name)] = np.linalg.norm(np.stack(parts), axis=0)
+    return replace(units, joint=joint)
+
+
+def _partners(layers: tuple[Layer, ...]) -> dict[str, tuple[str, ...]]:
+    sets: dict[str, list[str]] = {}
+    for layer in layers:
+        if layer.coupled is not None:
+            sets.setdefault(layer.coupled, []).append(layer.name)
+    return {
+        name: tuple(one for one in names if one != name)
+        for names in sets.values()
+        for name in names
+    }
 
 
 def _share(bits: NDArray[np.bool_], layer: Layer) -> NDArray[np.uint8]:

@@ -102,7 +102,7 @@ const nextSpec = {
     if (found) return drawHistogram(panel, found.counts);
     panel.ctx.fillStyle = colours.muted;
     panel.ctx.font = `13px ${colours.font}`;
-    const why = layer().exact ? "Not known: no threshold, or which filters are coupled." : "No epoch was kept (--keep) to look at single weights.";
+    const why = layer().exact ? "No thresholds were recorded." : "No epoch was kept (--keep) to look at single weights.";
     panel.ctx.fillText(why, 12, 60);
     return undefined;
   },
@@ -116,7 +116,7 @@ const nextSpec = {
     { label: "outside", colour: colours.outside, mark: "box" },
   ],
   readout(panel) {
-    if (!panel.bars && layer().exact) return `What the ${layer().word}s of ${layer().short} are compared with is not known.`;
+    if (!panel.bars && layer().exact) return "";
     if (!panel.bars) {
       const found = histogram();
       return found
