@@ -34,7 +34,6 @@ from dessilbi.lab.config import (
     NestedConfig,
     OptimizerConfig,
     PruneConfig,
-    ScheduleConfig,
 )
 from dessilbi.lab.frontier import curves, frontier
 from dessilbi.lab.frontier_picture import draw
@@ -42,6 +41,7 @@ from dessilbi.lab.optimizers import COMPETITORS
 from dessilbi.lab.recipes import (
     lenet_5_mnist_nested,
     lenet_300_100_fashion_nested,
+    lenet_300_100_fashion_nested_drops,
     vgg_4_cifar10_nested,
 )
 from dessilbi.lab.train import Place, train
@@ -56,14 +56,13 @@ def with_held_out(recipe: Config, validation: int, images: int | None = None) ->
     return replace(recipe, data=replace(recipe.data, validation=validation, images=images))
 
 
-FASHION = with_held_out(lenet_300_100_fashion_nested(), validation=10_000)
-DROPS = ScheduleConfig(kind="multistep", milestones=(4, 8))
-TILTED = replace(FASHION.nested, tilt=1.5)  # with drops, small budgets need fewer steps
+FASHION = with_held_out(lenet_300_100_fashion_nested_drops(), validation=10_000)
+FASHION_COSINE = with_held_out(lenet_300_100_fashion_nested(), validation=10_000)
 MNIST = with_held_out(lenet_5_mnist_nested(), validation=10_000)
 CIFAR = with_held_out(vgg_4_cifar10_nested(), validation=5_000, images=10_000)
 TASKS: dict[str, tuple[Config, tuple[float, ...]]] = {
-    "fashion": (replace(FASHION, schedule=DROPS, nested=TILTED), WEIGHTS),
-    "fashion-cosine": (FASHION, WEIGHTS),
+    "fashion": (FASHION, WEIGHTS),
+    "fashion-cosine": (FASHION_COSINE, WEIGHTS),
     "mnist": (MNIST, (0.005, 0.02, 0.1)),
     "cifar": (CIFAR, FILTERS),
 }

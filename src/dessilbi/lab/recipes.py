@@ -84,6 +84,17 @@ def lenet_300_100_fashion_nested() -> Config:
     )
 
 
+def lenet_300_100_fashion_nested_drops() -> Config:
+    """The same with the learning rate dropped twice, which gradual pruning gains less from."""
+    cosine = lenet_300_100_fashion_nested()
+    return replace(
+        cosine,
+        name="lenet-300-100-fashion-nested-drops",
+        schedule=ScheduleConfig(kind="multistep", milestones=(4, 8)),
+        nested=replace(cosine.nested, tilt=1.5),  # with drops, small budgets need fewer steps
+    )
+
+
 def lenet_5_mnist_nested() -> Config:
     """LeNet-5 on MNIST, weight by weight: one run, a network for every budget."""
     fashion = lenet_300_100_fashion_nested()
@@ -143,6 +154,7 @@ RECIPES: dict[str, Callable[[], Config]] = {
     "lenet-300-100-mnist-short": lenet_300_100_mnist_short,
     "lenet-5-mnist": lenet_5_mnist,
     "lenet-300-100-fashion-nested": lenet_300_100_fashion_nested,
+    "lenet-300-100-fashion-nested-drops": lenet_300_100_fashion_nested_drops,
     "lenet-5-mnist-nested": lenet_5_mnist_nested,
     "vgg-4-cifar10-nested": vgg_4_cifar10_nested,
     "vgg-16-cifar10": vgg_16_cifar10,
