@@ -583,3 +583,20 @@ def test_killed_while_it_writes_a_subnetwork_ends_the_same(
     assert live(Life(config, tmp_path, 70, save_minutes=0)) == -signal.SIGKILL
     train(config, Place(runs=tmp_path))
     assert_same_run(run, whole("rewind:1"))
+
+
+def test_killed_before_its_first_save_a_network_that_goes_on_ends_the_same(
+    filters: RunDir, tmp_path: Path
+) -> None:
+    """Some of its filters are in Gamma from the beginning."""
+    config, run = retrained(filters, tmp_path / "killed", "finetune", Choice(density=0.8), epochs=1)
+    with pytest.raises(Crash):
+        train(config, Place(runs=tmp_path / "killed"), CrashAt(2))
+    train(config, Place(runs=tmp_path / "killed"))
+    config, whole = retrained(filters, tmp_path, "finetune", Choice(density=0.8), epochs=1)
+    train(config, Place(runs=tmp_path))
+    assert_same_run(run, whole)
+    path = open_path(run)
+    inside = path.support(0)["conv1.weight"].flatten(1).any(1)
+    assert inside.any()
+    assert (path.entry_steps("conv1.weight")[inside] == 0).all()

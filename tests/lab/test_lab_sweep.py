@@ -247,6 +247,14 @@ def test_a_held_run_is_busy(tmp_path: Path) -> None:
     assert "in use" in why
 
 
+def test_a_run_that_cannot_begin_leaves_nothing(tmp_path: Path) -> None:
+    refused = replace(QUICK, optimizer=replace(QUICK.optimizer, lr=-1.0))
+    code, why = carry_out(Order(refused, Place(runs=tmp_path / "runs")))
+    assert code == FAILED
+    assert "lr must be" in why
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
 def test_a_run_that_cannot_be_locked_fails_and_is_not_waited_for(tmp_path: Path) -> None:
     run = RunDir.of(QUICK, tmp_path)
     (run.path / ".lock").mkdir()  # refused as it would be without permission, to root as well

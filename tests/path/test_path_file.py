@@ -142,6 +142,29 @@ def test_supports_can_be_read_in_any_order():
     assert np.array_equal(kept.at(6), supports[2])
 
 
+def test_a_path_that_begins_with_a_support_can_be_continued(tmp_path):
+    """Of a rewound network, whose optimizer goes on: killed before the first step, too."""
+    net, opt = make()
+    for p in net.parameters():
+        p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(0))
+    with PathRecorder(net, opt) as first:
+        while not first.path.event_log.activity(first.path.groups).any():
+            opt.step()
+    inside = first.path.event_log.activity(first.path.groups)
+    with PathRecorder(net, opt) as rec:
+        rec.record(0)
+        rec.path.save(tmp_path / "p")
+    loaded = SolutionPath.load(tmp_path / "p")
+    assert (loaded.event_log.activity(loaded.groups) == inside).all()
+    for layer in loaded.layers:
+        if layer.exact:
+            entered = loaded.entry_steps(layer.name).numpy()
+            assert (entered[inside[layer.slice]] == 0).all(), "from the beginning"
+    again = PathRecorder(net, opt, loaded)
+    opt.step()
+    assert again.step == 1
+
+
 def test_which_layers_are_coupled_is_kept(tmp_path):
     class Block(torch.nn.Module):
         def __init__(self):

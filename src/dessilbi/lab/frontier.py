@@ -91,12 +91,14 @@ def frontier(
     has_path = (run.path / PATH).is_file()
     data = load_data(run.config(), place.data_dir, place.download)
     split, judged_on = judged_split(data, judge_on)
+    path = open_path(run) if has_path else None
     known = _known(run, epoch=int(last.state["epoch"]), judged_on=judged_on)
+    if path is not None:  # not those of a mask that an earlier version made another way
+        known = [p for p in known if path.mask(density=p.budget).density == p.density]
     wanted = sorted(set(densities)) if has_path else []
     if known and all(any(p.budget == d for p in known) for d in wanted):
         return [p for p in known if not has_path or p.budget in wanted], judged_on
     model = trained_network(run, data)
-    path = open_path(run) if has_path else None
     each = count_macs_per_weight(model, torch.zeros(1, *data.shape, dtype=_dtype(model)))
     points = list(known)
     for density in wanted or [1.0]:

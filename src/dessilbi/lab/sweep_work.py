@@ -91,11 +91,13 @@ def carry_out(order: Order, display: Display | None = None) -> tuple[int, str]:
         import torch
 
         torch.set_num_threads(order.threads)
+    run = RunDir(order.place.runs / order.config.run_name)
     try:
-        run = RunDir.of(order.config, order.place.runs)
-        if held_elsewhere(run):
+        if run.path.exists() and held_elsewhere(run):
             return BUSY, f"{run.path} is in use by another process"
         _function(order.entry)(order.config, order.place, order.options, display or Silent())
+    except Busy as other:  # which came in between
+        return BUSY, str(other)
     except Interrupted as stop:
         return INTERRUPTED, str(stop)
     except Exception as error:  # whatever it is: the other runs of a sweep go on

@@ -113,7 +113,7 @@ def train(
                 made = make(config, place, run, device, crew, display or Silent())
             except Exception:
                 if new:  # refused before it began: there is nothing to keep
-                    shutil.rmtree(run.path)
+                    shutil.rmtree(run.path, ignore_errors=True)
                 raise
             made.run_to_the_end()
         crew.wait()

@@ -84,6 +84,9 @@ class PathRecorder:
                 "support; load the checkpoint of that step into the optimizer first, or cut the "
                 "path to the checkpoint's step with path.truncated(step=..., epoch=...)"
             )
+        if path is None:
+            # An optimizer that goes on, as a rewound one: what is inside was so from the beginning.
+            self._note(self._activity())
         self._handle = opt.register_step_post_hook(self._after_step)
 
     @property
@@ -107,7 +110,10 @@ class PathRecorder:
         if all(float(group["lr"]) == 0 for group in self._opt.param_groups):
             return
         self.path.step += 1
-        now = self._activity()
+        self._note(self._activity())
+
+    def _note(self, now: NDArray[np.bool_]) -> None:
+        """Log which groups entered or left."""
         changed = np.flatnonzero(now != self._inside)
         if len(changed):
             self.path.event_log.append(self.path.step, self._watched[changed], now[changed])
