@@ -282,7 +282,7 @@ def test_the_path_gives_the_networks_that_were_trained(
     small = compact(net, mask, batch(0)[0]).model
     torch.testing.assert_close(small(batch(0)[0]), expected, rtol=1e-9, atol=1e-10)
     assert path.mask(epoch=1).names == tuple(layer.name for layer in path.layers)
-    # At a width that was drawn, the two agree in full.
+    # The widest network is the whole one.
     whole = nested.mask(1.0)
     assert all(bool(t.all()) for t in whole.tensors.values())
 
