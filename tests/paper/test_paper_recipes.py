@@ -113,6 +113,18 @@ def test_the_big_table_has_the_papers_setting() -> None:
     assert {c.optimizer.nu for c in imagenet if c.optimizer.name == "dessilbi"} == {1000.0}
 
 
+def test_imagenet_at_cpu_scale_ends_within_two_hours_on_two_cores() -> None:
+    # Seconds of one core for an image of 224 x 224, forward and backward; judging takes a third.
+    of_an_image = {"torchvision.models:alexnet": 0.08, "torchvision.models:resnet18": 0.23}
+    seconds = 0.0
+    for c in configs("table-imagenet", "cpu"):
+        assert c.data.images is not None
+        assert c.data.test_images is not None
+        judged = c.data.test_images * (2 * c.epochs + 1) / 3  # W and its support, and the top five
+        seconds += of_an_image[c.model.name] * (c.epochs * c.data.images + judged)
+    assert seconds / 2 < 2 * 3600
+
+
 @pytest.mark.parametrize(("which", "values"), [("kappa", 4), ("nu", 8)])
 def test_the_ablations_have_the_papers_setting(which: str, values: int) -> None:
     found = configs(f"ablation-{which}", "paper")

@@ -137,10 +137,10 @@ def listing() -> str:
     lines = ["Costs are estimates unless docs/reproduction.md says that they were measured.\n"]
     for recipe in RECIPES.values():
         lines.append(f"{recipe.name}\n    {recipe.what}  [{', '.join(recipe.shows)}]")
-        lines += [
-            f"    {scale + ':':7}{len(recipe.jobs(scale, None)):4} runs, {recipe.costs[scale]}"
-            for scale in SCALES
-        ]
+        for scale in SCALES:
+            runs = len(recipe.jobs(scale, None))
+            counted = f"{runs:4} {'run, ' if runs == 1 else 'runs,'}"
+            lines.append(f"    {scale + ':':7}{counted} {recipe.costs[scale]}")
     return "\n".join(lines) + "\n"
 
 
