@@ -260,18 +260,24 @@ def test_a_resumed_training_goes_on_as_if_it_had_not_stopped(kind: type[nn.Modul
         assert torch.equal(p, q)
 
 
+def trained_path(net: nn.Module, opt: DessiLBI, nested: NestedWidths, folder: Path) -> SolutionPath:
+    """The path of six steps, as it comes back from its file."""
+    recorder = PathRecorder(net, opt)
+    train(net, opt, nested, 0, 6)
+    recorder.record(1, levels=nested.levels, followers=nested.followers)
+    recorder.path.save(folder / "path.safetensors")
+    path = SolutionPath.load(folder / "path.safetensors")
+    assert path.mask(density=0.5) == recorder.path.mask(density=0.5)
+    return path
+
+
 @pytest.mark.parametrize("kind", NETS)
 def test_the_path_gives_the_networks_that_were_trained(
     kind: type[nn.Module], tmp_path: Path
 ) -> None:
     net, opt, nested = make(kind)
-    recorder = PathRecorder(net, opt)
-    train(net, opt, nested, 0, 6)
-    recorder.record(1, levels=nested.levels, followers=nested.followers)
-    recorder.path.save(tmp_path / "path.safetensors")
-    path = SolutionPath.load(tmp_path / "path.safetensors")
+    path = trained_path(net, opt, nested, tmp_path)
     mask = path.mask(density=0.5)
-    assert mask == recorder.path.mask(density=0.5)
     norms = {"norm": "one"} if kind is Plain else {"stem_norm": "stem", "back_norm": "back"}
     for norm, conv in norms.items():
         alive = mask[f"{conv}.weight"].flatten(1).any(1)
@@ -290,11 +296,7 @@ def test_the_path_gives_the_networks_that_were_trained(
 @pytest.mark.parametrize("kind", [Plain, Residual, Bare])
 def test_a_budget_is_a_network_that_was_trained(kind: type[nn.Module], tmp_path: Path) -> None:
     net, opt, nested = make(kind)
-    recorder = PathRecorder(net, opt)
-    train(net, opt, nested, 0, 6)
-    recorder.record(1, levels=nested.levels, followers=nested.followers)
-    recorder.path.save(tmp_path / "path.safetensors")
-    path = SolutionPath.load(tmp_path / "path.safetensors")
+    path = trained_path(net, opt, nested, tmp_path)
     assert nested.levels is not None
     levels = sorted({int(level) for some in nested.levels.values() for level in some})
     trained = [nested.mask(density_of(level, nested.lowest)) for level in levels]
