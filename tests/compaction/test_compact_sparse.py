@@ -112,3 +112,12 @@ def test_a_single_layer() -> None:
     with torch.no_grad():
         x = torch.randn(1, 40)
         assert torch.allclose(made(x), layer(x), atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_layer_in_half_precision_stays_dense(dtype: torch.dtype) -> None:
+    layer = sparse_layer().to(dtype)
+    made, report = sparsify(nn.Sequential(layer), batches=(1,), margin=1e9)
+    assert report.layers == ()
+    x = torch.randn(1, 40, dtype=dtype)
+    assert torch.equal(made(x), layer(x))

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 WAYS = ("dense", "csr", "scipy")
+_PRECISIONS = (torch.float32, torch.float64)
+"""Those that both libraries multiply sparse matrices in."""
 
 
 class NotKept(Tensor):
@@ -184,13 +186,14 @@ def sparsify(
 
     Args:
         model: on the CPU; its zeros decide, so project or compact it first. It is not changed.
+            Layers in less than single precision stay dense.
         batches: batch sizes to time; those between go the way of the nearest.
         margin: a sparse way must take less than this share of the dense time.
     """
     made = deepcopy(model).eval()
     gains = []
     for name, layer in model.named_modules():
-        if type(layer) is not nn.Linear or not layer.weight.is_floating_point():
+        if type(layer) is not nn.Linear or layer.weight.dtype not in _PRECISIONS:
             continue
         gain = _time(name, layer, batches, margin)
         gains.append(gain)
