@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 NETWORKS = {
     "lenet-300-100": (1, 28, 200, "fc3"),
-    "lenet-5": (1, 28, 50, "f7"),
+    "lenet-5": (1, 28, 50, "fc.f7"),
     "vgg-4": (3, 32, 10, "classifier"),
     "resnet-20": (3, 32, 2, "fc"),
 }

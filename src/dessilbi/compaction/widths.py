@@ -89,7 +89,7 @@ class NestedWidths(Nesting):
         *,
         lowest: float = 0.1,
         begin: float = 1 / 12,
-        descended: float = 0.25,
+        descended: float = 0.5,
         settled: float = 0.6,
         full: float = 0.5,
         small: float = 1.0,
