@@ -35,8 +35,10 @@ EARLY: dict[str, Any] = {
     "full": 0.2,
     "small": 1.0,
     "refresh": 3,
+    "lowest": 0.1,
+    "parted": 1.0,
 }
-"""Every width from the first step on."""
+"""Every width from the first step on, and no ladder."""
 
 
 class Plain(nn.Module):

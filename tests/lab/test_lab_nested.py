@@ -13,6 +13,7 @@ from lab_runs import SMALL, STEPS, Crash, CrashAt, assert_same_run, uninterrupte
 
 from dessilbi.cli import main
 from dessilbi.compaction import compact
+from dessilbi.compaction.ladder import own_weights
 from dessilbi.lab.companions import Companions
 from dessilbi.lab.config import (
     Config,
@@ -112,6 +113,29 @@ def test_widths_of_a_run_are_networks_of_whole_channels(tmp_path: Path) -> None:
         assert small.get_submodule("conv2").out_channels == int(mask["bn2.bias"].sum())
     points, _ = frontier(run, Place(), (0.2, 1.0))
     assert points[0].accuracy < points[1].accuracy
+
+
+def test_a_width_with_weights_of_its_own_is_taken_with_them(tmp_path: Path) -> None:
+    run = uninterrupted(WIDTHS, tmp_path / "ladder")
+    path, last = open_path(run), run.load("checkpoint-last")
+    assert last is not None
+    mask = path.mask(density=0.5)
+    own = own_weights(last.part("nested"), mask, last.part("model"))
+    shared = last.part("model")["fc.weight"]
+    assert (own["fc.weight"] != 0).any()
+    assert not torch.equal(own["fc.weight"], shared)
+
+    main(["subnet", str(run.path), "--density", "0.5", "--runs", str(tmp_path / "child")])
+    (child,) = (tmp_path / "child").iterdir()
+    assert torch.equal(weights_of(RunDir.open(child))["fc.weight"], own["fc.weight"])
+
+    main(["compact", str(run.path), "--density", "0.5", "--recalibrate"])
+    made = json.loads((run.path / "compact-0.5" / "report.json").read_text())
+    (point,), _ = frontier(run, Place(), (0.5,))
+    assert made["accuracy"] == point.accuracy
+    model = trained_network(run, mask=mask)
+    assert torch.equal(model.get_parameter("fc.weight"), own["fc.weight"])
+    assert torch.equal(trained_network(run).get_parameter("fc.weight"), shared)
 
 
 def test_a_pruned_run_ends_at_its_density(pruned: RunDir) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -51,6 +52,10 @@ class Cut:
     """Rows, by name."""
     channels_first: bool
     """Whether images must come so on a CPU, or had better."""
+
+    def places(self, name: str) -> Places:
+        """The rows and columns of a parameter that stay."""
+        return self.params.get(name, (None, None))
 
 
 class Narrow:
@@ -162,23 +167,32 @@ class Narrow:
             if p.ndim == 4
         )
 
-    def forward(self, cut: Cut, *arguments: Any) -> tuple[Any, dict[str, Tensor]]:
+    def forward(
+        self, cut: Cut, *arguments: Any, own: Mapping[str, Tensor] = MappingProxyType({})
+    ) -> tuple[Any, dict[str, Tensor]]:
         """What the smaller network gives, and its weights, which ask for gradients.
 
         BatchNorm statistics of the whole network stay as they are.
+
+        Args:
+            cut: what stays.
+            arguments: of the network.
+            own: weights of the smaller network that are not the whole one's.
         """
         if cut.channels_first:
             arguments = channels_first(arguments)
-        tensors = self._tensors(self._model, cut)
+        tensors = self._tensors(self._model, cut, own)
         weights = {
             name: tensors[name].requires_grad_() for name, p in self.params.items()
             if p.requires_grad
         }  # fmt: skip
         return functional_call(self._model, tensors, arguments), weights
 
-    def _tensors(self, model: nn.Module, cut: Cut) -> dict[str, Tensor]:
+    def _tensors(
+        self, model: nn.Module, cut: Cut, own: Mapping[str, Tensor] = MappingProxyType({})
+    ) -> dict[str, Tensor]:
         found = {
-            name: _taken(p.detach(), *cut.params.get(name, (None, None)))
+            name: own[name] if name in own else taken(p.detach(), *cut.places(name))
             for name, p in model.named_parameters()
         }
         for name, buffer in model.named_buffers():
@@ -191,7 +205,7 @@ class Narrow:
         """Add gradients of the smaller network's weights to those of the whole one."""
         for name, gradient in gradients.items():
             p = self.params[name]
-            rows, columns = cut.params.get(name, (None, None))
+            rows, columns = cut.places(name)
             if p.grad is None:
                 p.grad = torch.zeros_like(p)
             if rows is not None and columns is not None:
@@ -205,18 +219,8 @@ class Narrow:
 
     def used(self, cut: Cut, name: str) -> Tensor:
         """Where a parameter takes part, shaped as it."""
-        p = self.params[name]
-        rows, columns = cut.params.get(name, (None, None))
-        if rows is None and columns is None:
-            return torch.ones_like(p, dtype=torch.bool)
-        where = torch.zeros_like(p, dtype=torch.bool)
-        if rows is None:
-            rows = torch.arange(len(p), device=p.device)
-        if columns is None:
-            where[rows] = True
-        else:
-            where[rows[:, None], columns] = True
-        return where
+        nowhere = torch.empty_like(self.params[name], dtype=torch.bool, requires_grad=False)
+        return put(torch.ones((), dtype=torch.bool), nowhere, *cut.places(name))
 
 
 def channels_first(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -249,7 +253,20 @@ def _with_known_norms(model: nn.Module) -> nn.Module:
     return copy
 
 
-def _taken(tensor: Tensor, rows: Tensor | None, columns: Tensor | None) -> Tensor:
+def taken(tensor: Tensor, rows: Tensor | None, columns: Tensor | None) -> Tensor:
+    """What stays of a tensor."""
     if rows is not None:
         tensor = tensor.index_select(0, rows)
     return tensor if columns is None else tensor.index_select(1, columns)
+
+
+def put(small: Tensor, like: Tensor, rows: Tensor | None, columns: Tensor | None) -> Tensor:
+    """The reverse of :func:`taken`: a tensor shaped as another, zero where nothing stays."""
+    whole = torch.zeros_like(like, requires_grad=False)
+    if columns is None:
+        whole[slice(None) if rows is None else rows] = small
+    elif rows is None:
+        whole[:, columns] = small
+    else:
+        whole[rows[:, None], columns] = small
+    return whole

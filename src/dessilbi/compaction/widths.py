@@ -16,10 +16,11 @@ from dessilbi.subnet.levels import FULL, density_of, level_of, rank
 from dessilbi.subnet.nesting import Nesting
 from dessilbi.subnet.scores import places
 
-from .narrow import Narrow
+from .ladder import Ladder, rungs_of
+from .narrow import Narrow, put, taken
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
     from torch import Tensor, nn
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 # See Nesting: a second irrational number, so that the two networks of a step are drawn apart.
 _SECOND = 0.5698402909980532
+_EQUAL = 1e-9
+"""Shares that differ by less are the same."""
 
 
 class NestedWidths(Nesting):
@@ -44,9 +47,13 @@ class NestedWidths(Nesting):
     the machine computes layers of odd widths.
 
     The whole network is trained first; then the smallest width falls, as in gradual pruning, and
-    stays at ``lowest``. Channels are ranked by the size of their filters, every layer for itself;
-    layers whose outputs are added are ranked together. Weights outside the largest network of a
-    step do not move, while DessiLBI's coupling with Gamma acts on all.
+    stays at ``lowest``. From ``parted`` on the widths of a ladder have weights of their own and are
+    trained beside the whole network in every step: sharing has brought them on their way, and holds
+    them back in the end. A budget is then served by the widest of them that fits.
+
+    Channels are ranked by the size of their filters, every layer for itself; layers whose outputs
+    are added are ranked together. Weights outside the largest network of a step do not move, while
+    DessiLBI's coupling with Gamma acts on all.
 
     A layer keeps all its filters if it has no twin, if its outputs are added to those of a layer
     without one, or if it cannot be made narrower (the last layer, a grouped convolution). It is
@@ -54,7 +61,8 @@ class NestedWidths(Nesting):
 
     :meth:`PathRecorder.record` with :attr:`levels` and :attr:`followers` makes
     ``path.mask(density=...)`` the networks that were trained. BatchNorm statistics follow the whole
-    network; take them anew for another (:func:`recalibrate_batchnorm`).
+    network; take them anew for another (:func:`recalibrate_batchnorm`). :meth:`weights` gives the
+    weights of a width; clipping of gradients does not reach those of the ladder.
 
     Args:
         model: the network.
@@ -67,6 +75,9 @@ class NestedWidths(Nesting):
         settled: when the ranking is fixed.
         full: fraction of steps whose large network is the whole one.
         small: fraction of steps that train a small network as well.
+        parted: when the widths of the ladder part from the whole network; 1 if never, so that there
+            is a network for every width, and all of them share.
+        ladder: their widths; by default each half of the one before, down to ``lowest``.
         teach: how much of the small network's loss is the distance of its outputs, as
             probabilities, to those of the large one; 0 if they are not logits of classes.
         refresh: steps between two rankings.
@@ -87,12 +98,14 @@ class NestedWidths(Nesting):
         steps: int,
         example_input: Any,
         *,
-        lowest: float = 0.1,
+        lowest: float = 0.125,
         begin: float = 1 / 12,
         descended: float = 0.5,
         settled: float = 0.6,
         full: float = 0.5,
         small: float = 1.0,
+        parted: float = 0.5,
+        ladder: Sequence[float] = (),
         teach: float = 0.5,
         refresh: int = 100,
         seed: int = 0,
@@ -104,7 +117,12 @@ class NestedWidths(Nesting):
         for name, value in (("teach", teach), ("small", small)):
             if not 0 <= value <= 1:
                 raise ValueError(f"{name} must lie in [0, 1], got {value!r}")
-        self.teach, self.small = teach, small
+        if not begin <= parted <= 1:
+            raise ValueError(f"parted must lie in [begin, 1], got {parted!r}")
+        self.ladder = tuple(sorted(ladder or _halves(lowest), reverse=True))
+        if not all(lowest <= width < 1 for width in self.ladder):
+            raise ValueError(f"ladder must lie in [lowest, 1), got {ladder!r}")
+        self.teach, self.small, self.parted = teach, small, parted
         self._model = model
         self._narrow = Narrow(model, example_input)
         self._layer_number = {layer.name: i for i, layer in enumerate(self._layers)}
@@ -131,6 +149,7 @@ class NestedWidths(Nesting):
         are numbered through all layers, as in a path."""
         self._drawn: tuple[int, ...] = (FULL,)
         self._cuts: dict[int, Cut] = {}
+        self._rungs: Ladder | None = None
         self._attach()
 
     def _written_by(self, one: Coupled) -> list[tuple[int, Tensor]]:
@@ -173,6 +192,9 @@ class NestedWidths(Nesting):
         """
         self._used = True
         self._rank_if_due()
+        self._part_if_due()
+        if self._rungs is not None and not any(p.grad is not None for p in self._params.values()):
+            self._rungs.forget_gradients()  # zero_grad, perhaps of a step that was given up
         self._drawn = self._widths()
         arguments = x if isinstance(x, tuple) else (x,)
         largest: tuple[Any, Tensor] | None = None
@@ -182,14 +204,17 @@ class NestedWidths(Nesting):
                 value = loss(output)
                 torch.autograd.backward(value * weight)
             else:
-                cut = self._cut(level)
-                output, weights = self._narrow.forward(cut, *arguments)
+                cut, own = self._cut(level), {} if self._rungs is None else self._rungs.own(level)
+                output, weights = self._narrow.forward(cut, *arguments, own=own)
                 value = loss(output)
                 taught = value if largest is None else self._taught(value, output, largest[0])
                 found = torch.autograd.grad(taught * weight, [*weights.values()], allow_unused=True)
                 gradients = {n: g for n, g in zip(weights, found, strict=True) if g is not None}
                 if isinstance(net, DistributedDataParallel):
                     _average(gradients)
+                if self._rungs is not None:
+                    private = {n: gradients.pop(n) for n in own if n in gradients}
+                    self._rungs.add_gradients(level, private)
                 self._narrow.add_gradients(cut, gradients)
                 if largest is None:
                     self._restrict(cut)
@@ -213,6 +238,8 @@ class NestedWidths(Nesting):
 
     def _widths(self) -> tuple[int, ...]:
         """Levels of this step's networks, the largest first."""
+        if self._rungs is not None:
+            return (FULL, *self._rungs.cuts)
         if self._progress < self.begin:
             return (FULL,)
         smallest, place = self._smallest(), self._place()
@@ -230,6 +257,83 @@ class NestedWidths(Nesting):
     def budgets(self) -> tuple[float, ...]:
         """The widths that the last step was drawn at; 1 is the whole network."""
         return tuple(density_of(level, self.lowest) for level in self._drawn)
+
+    # ------------------------------------------------------------------ the ladder
+
+    def _part_if_due(self) -> None:
+        if self._rungs is None and self.parted < 1 and self._progress >= self.parted:
+            assert self._levels is not None
+            self._ranked(self._by_rung(self._levels))
+            self._rungs = self._ladder_of(self._levels)
+
+    def _ladder_of(self, levels: list[Tensor]) -> Ladder:
+        present = {int(n) for level in levels for n in level.flatten().tolist()} - {FULL}
+        return Ladder(self._narrow, self._opt, {level: self._cut(level) for level in present})
+
+    def _by_rung(self, levels: list[Tensor]) -> list[Tensor]:
+        """The ranking with no levels but those of the rungs; 0 is the narrowest."""
+        # The widest networks of the ranking that are no wider than a rung.
+        ends = np.searchsorted(self._shares(levels), np.array(self.ladder) + _EQUAL, side="right")
+        table = np.full(FULL + 1, FULL, dtype=np.uint8)
+        for level in np.maximum(ends - 1, 0):  # from the widest on
+            table[: level + 1] = level
+        table[table == table[0]] = 0
+        return [torch.from_numpy(table).to(level.device)[level.long()] for level in levels]
+
+    def _shares(self, levels: list[Tensor]) -> NDArray[np.float64]:
+        """By level, the width of its network."""
+        weights = np.zeros(FULL + 1)
+        for layer, writers in zip(self._channels, filter(None, self._writers), strict=True):
+            i, rows = writers[0]
+            channels = levels[i][rows[:, 0]].cpu().numpy()
+            weights += layer.group_size * np.bincount(channels, minlength=FULL + 1)
+        return np.asarray(np.cumsum(weights) / weights.sum())
+
+    def _rank_if_due(self) -> None:
+        if self._rungs is None:
+            super()._rank_if_due()
+
+    def _after_step(self) -> None:
+        if self._used and self._rungs is not None:
+            self._rungs.step()
+        super()._after_step()
+
+    def _level_for(self, density: float) -> int:
+        if self._rungs is None:
+            return super()._level_for(density)
+        assert self._levels is not None
+        shares = self._shares(self._levels)
+        fitting = [n for n in (FULL, *self._rungs.cuts) if shares[n] <= density + _EQUAL]
+        return max(fitting, default=0)
+
+    def weights(self, density: float) -> dict[str, Tensor]:
+        """The weights of the network that :meth:`mask` has, shaped as the whole network's.
+
+        Zero outside of it; ``model.load_state_dict(weights, strict=False)`` takes them.
+        """
+        level = self._level_for(density)
+        if level == FULL:
+            return {name: p.detach().clone() for name, p in self._narrow.params.items()}
+        cut = self._cut(level)
+        shared = {
+            name: put(taken(p.detach(), *cut.places(name)), p, *cut.places(name))
+            for name, p in self._narrow.params.items()
+        }
+        return shared if self._rungs is None else shared | self._rungs.weights(level)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """See :meth:`Nesting.state_dict`; with the weights of the ladder."""
+        return super().state_dict() | ({} if self._rungs is None else self._rungs.state_dict())
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from :meth:`state_dict`."""
+        super().load_state_dict(state)
+        self._rungs = None
+        if rungs_of(state):
+            assert self._levels is not None
+            rungs = self._ladder_of(self._levels)
+            rungs.load_state_dict(state)
+            self._rungs = rungs
 
     # ------------------------------------------------------------------ the ranking
 
@@ -285,13 +389,18 @@ class NestedWidths(Nesting):
         """The network that is trained for a width, at the nearest of the widths drawn."""
         filters = super().mask(density)
         assert self._levels is not None
-        level = level_of(density, self.lowest)
+        level = self._level_for(density)
         inside = torch.cat([(levels <= level).flatten().cpu() for levels in self._levels])
         others = {
             name: inside[torch.from_numpy(numbers).long()] | torch.from_numpy(numbers < 0)
             for name, numbers in self.followers.items()
         }
         return Mask({**filters.tensors, **others})
+
+
+def _halves(lowest: float) -> list[float]:
+    """1/2, 1/4, ... as far as the lowest width allows."""
+    return [0.5**k for k in range(1, int(_EQUAL - np.log2(lowest)) + 1)] or [lowest]
 
 
 def _average(gradients: dict[str, Tensor]) -> None:

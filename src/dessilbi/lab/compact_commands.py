@@ -31,7 +31,8 @@ from dessilbi.lab.rundir import MASK, RunDir, clear_errors
 from dessilbi.lab.subnets import Choice, open_path
 from dessilbi.lab.trained import judged_split, load_data, trained_network
 from dessilbi.path import Mask
-from dessilbi.subnet import project, recalibrate_batchnorm
+from dessilbi.subnet import recalibrate_batchnorm
+from dessilbi.subnet.project import masked_weights, zero_outside
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -156,13 +157,12 @@ def _make(source: Source) -> Made:
     mask, words, name = _mask(run, source.choice, model)
     split, judged_on = judged_split(data)
     images = next(iter(batches(split, REAL_IMAGES, seed=0, epoch=0, shuffle=False)))[0]
-    with project(model, mask):  # new statistics last as long as this
-        if source.recalibrate:
-            recalibrate_batchnorm(model, _training_images(data))
-            words += ", BatchNorm recalibrated"
-        small = compact(model, mask, images[:1], inputs=[images])
-        masked = trained_network(run, data).eval()
-        masked.load_state_dict(model.state_dict())
+    masked = trained_network(run, data, mask).eval()
+    zero_outside(masked_weights(masked, mask))
+    if source.recalibrate:
+        recalibrate_batchnorm(masked, _training_images(data))
+        words += ", BatchNorm recalibrated"
+    small = compact(masked, mask, images[:1], inputs=[images])
     accuracy = evaluate(small.model, split).accuracy
     folder = source.output or run.path / f"compact-{name}"
     channels, side, _ = data.shape

@@ -172,11 +172,16 @@ class NestedConfig:
     apply."""
     small: float = 1.0
     """With widths: fraction of steps that train a small network beside the large one."""
+    parted: float = 0.5
+    """With widths: when those of the ladder get weights of their own; 1: never, all share."""
+    ladder: tuple[float, ...] = ()
+    """With widths: these; by default each half of the one before, down to the lowest."""
     teach: float = 0.5
     """With widths: how much the smaller network of a step learns from the larger one."""
 
 
-BY_WEIGHT, BY_WIDTH = ("highest", "tilt", "uniform"), ("widths", "small", "teach")
+BY_WEIGHT = ("highest", "tilt", "uniform")
+BY_WIDTH = ("widths", "small", "parted", "ladder", "teach")
 """Options of nested training that only one of its ways has."""
 
 

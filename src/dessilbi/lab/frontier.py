@@ -11,8 +11,9 @@ import torch
 
 from dessilbi.lab.evaluate import evaluate_recalibrated
 from dessilbi.lab.rundir import LAST, PATH, RunError
+from dessilbi.lab.snapshot import load_model
 from dessilbi.lab.subnets import open_path
-from dessilbi.lab.trained import judged_split, load_data, trained_network
+from dessilbi.lab.trained import judged_split, load_data, trained_network, weights_under
 from dessilbi.path import Mask, count_macs_per_weight
 from dessilbi.path._names import named_weights
 from dessilbi.subnet import project
@@ -105,6 +106,7 @@ def frontier(
         if any(p.budget == density for p in points):
             continue
         mask = _nonzero(model) if path is None else path.mask(density=density)
+        load_model(model, weights_under(last, mask))
         with project(model, mask):
             accuracy = evaluate_recalibrated(model, split, data.train).accuracy
             size = _size(model, each, mask)

@@ -23,7 +23,7 @@ from dessilbi.lab.data.load import CARDS
 from dessilbi.lab.rundir import LAST, MASK, PATH, START, RunDir, RunError
 from dessilbi.lab.schedule import lr_factor
 from dessilbi.lab.snapshot import OPTIMIZER, load_optimizer
-from dessilbi.lab.trained import network_without_data
+from dessilbi.lab.trained import network_without_data, weights_under
 from dessilbi.path import FormatError, Mask, SolutionPath, count_macs_per_weight
 from dessilbi.path._names import named_weights
 from dessilbi.subnet.project import masked_weights, zero_outside
@@ -170,7 +170,8 @@ def prepare(
     before = parent.config()
     mask, words = choice.mask(open_path(parent), before.stop)
     own = optimizer in (None, before.optimizer)
-    weights, name = _tensors(parent, retrain, with_twin=own and before.optimizer.name == "dessilbi")
+    twin = own and before.optimizer.name == "dessilbi"
+    weights, name = _tensors(parent, retrain, mask, with_twin=twin)
     config = replace(
         before,
         name=f"{before.name}-{retrain.how}",
@@ -214,7 +215,9 @@ def started(
     return config
 
 
-def _tensors(parent: RunDir, retrain: Retrain, *, with_twin: bool) -> tuple[dict[str, Tensor], str]:
+def _tensors(
+    parent: RunDir, retrain: Retrain, mask: Mask, *, with_twin: bool
+) -> tuple[dict[str, Tensor], str]:
     """The weights to begin with, and their name.
 
     A network that goes on from where it was takes V and momentum along: with V = 0 the coupling
@@ -232,7 +235,7 @@ def _tensors(parent: RunDir, retrain: Retrain, *, with_twin: bool) -> tuple[dict
         if retrain.how == "rewind":
             way_out = f"train it with --keep {retrain.epoch} to rewind there"
         raise RunError(f"{parent.path} has no {name}; {way_out}")
-    tensors = checkpoint.part("model")
+    tensors = weights_under(checkpoint, mask)
     if with_twin and retrain.how in ("rewind", "finetune"):
         state = checkpoint.part("optimizer")
         tensors |= {f"{OPTIMIZER}{name}": tensor for name, tensor in state.items()}

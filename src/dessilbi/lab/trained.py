@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from dessilbi.compaction.ladder import own_weights
 from dessilbi.lab.config import ConfigError
 from dessilbi.lab.data import load_dataset
 from dessilbi.lab.data.load import CARDS
@@ -16,11 +17,12 @@ from dessilbi.lab.snapshot import load_model
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from torch import nn
+    from torch import Tensor, nn
 
     from dessilbi.lab.config import Config
     from dessilbi.lab.data import Dataset, Split
-    from dessilbi.lab.rundir import RunDir
+    from dessilbi.lab.rundir import Checkpoint, RunDir
+    from dessilbi.path import Mask
 
 
 def load_data(
@@ -86,12 +88,23 @@ def _network(config: Config, shape: tuple[int, int, int], classes: int) -> nn.Mo
     )
 
 
-def trained_network(run: RunDir, data: Dataset | None = None) -> nn.Module:
-    """The network of a run with its last weights."""
+def trained_network(
+    run: RunDir, data: Dataset | None = None, mask: Mask | None = None
+) -> nn.Module:
+    """The network of a run with its last weights, or with those that are to be masked."""
     last = run.load(LAST)
     if last is None:
         raise RunError(f"{run.path} has no {LAST}; train it first")
     config = run.config()
     model = network_without_data(config) if data is None else fresh_network(config, data)
-    load_model(model, last.part("model"))
+    load_model(model, last.part("model") if mask is None else weights_under(last, mask))
     return model
+
+
+def weights_under(checkpoint: Checkpoint, mask: Mask) -> dict[str, Tensor]:
+    """The weights of the network that a mask leaves.
+
+    They are the whole network's, unless nested training gave this width its own.
+    """
+    whole = checkpoint.part("model")
+    return whole | own_weights(checkpoint.part("nested"), mask, whole)

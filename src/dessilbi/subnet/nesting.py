@@ -125,13 +125,16 @@ class Nesting:
             raise ValueError(f"density must lie in (0, 1], got {density!r}")
         if self._levels is None:
             raise RuntimeError("nothing is ranked yet: budgets begin to fall later in training")
-        level = level_of(density, self.lowest)
+        level = self._level_for(density)
         return Mask(
             {
                 layer.name: layer.expand((levels <= level).flatten())
                 for layer, levels in zip(self._layers, self._levels, strict=True)
             }
         )
+
+    def _level_for(self, density: float) -> int:
+        return level_of(density, self.lowest)
 
     def state_dict(self) -> dict[str, Tensor]:
         """What a checkpoint must keep: the number of steps and the ranking."""
@@ -143,7 +146,7 @@ class Nesting:
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Go on from :meth:`state_dict`."""
         self._step, self._levels = int(state["step"]), None
-        if len(state) > 1:
+        if len(state) > 1:  # something was ranked
             self._ranked([self._loaded(layer, state) for layer in self._layers])
 
     def _loaded(self, layer: Layer, state: Mapping[str, Tensor]) -> Tensor:

@@ -1,0 +1,207 @@
+"""Widths that part from the shared network: what their steps are, and who gives their weights."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from test_nested_widths import NETS, Plain, batch, make, train, trained_path
+from torch import nn
+from torch.nn.functional import cross_entropy, kl_div, log_softmax, softmax
+
+from dessilbi import NestedWidths, project
+from dessilbi.compaction import compact
+from dessilbi.compaction.ladder import own_weights
+from dessilbi.path import Mask
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor
+
+PARTED: dict[str, Any] = {"steps": 8, "parted": 0.5, "lowest": 0.25}
+"""Half and a quarter of the channels go their own way after four of eight steps."""
+
+
+class Masked:
+    """A whole-shaped copy of the network that sees and moves its mask only: SGD by hand."""
+
+    def __init__(self, net: nn.Module, momenta: dict[str, Tensor], inside: dict[str, Tensor]):
+        self.net, self.inside = deepcopy(net), inside
+        self.momenta = {name: buffer.clone() for name, buffer in momenta.items()}
+
+    @torch.no_grad()
+    def zero_outside(self) -> None:
+        for name, p in self.net.named_parameters():
+            p[~self.inside[name]] = 0
+
+    def step(self, x: Tensor, y: Tensor, teacher: Tensor, lr: float) -> None:
+        self.zero_outside()
+        output = self.net(x)
+        distance = kl_div(log_softmax(output, 1), softmax(teacher, 1), reduction="batchmean")
+        loss = 0.5 * cross_entropy(output, y) + 0.5 * distance
+        gradients = torch.autograd.grad(loss, list(self.net.parameters()))
+        with torch.no_grad():
+            for (name, p), g in zip(self.net.named_parameters(), gradients, strict=True):
+                buffer = self.momenta[name].mul_(0.9).add_(g + 1e-3 * p)
+                p.sub_(lr * buffer)
+        self.zero_outside()
+
+
+@pytest.mark.parametrize("kind", NETS)
+def test_rungs_go_on_by_momentum_from_where_the_network_was(kind: type[nn.Module]) -> None:
+    net, opt, nested = make(kind, **PARTED)
+    train(net, opt, nested, 0, 4)
+    momenta = {n: opt.state[p]["momentum_buffer"] for n, p in net.named_parameters()}
+    before = Masked(net, momenta, {})
+    x, y = batch(4)
+    opt.zero_grad()
+    nested.backward(x, lambda o: cross_entropy(o, y))  # they part here
+    assert nested.budgets[0] == 1
+    assert len(nested.budgets) == 3
+    references = {}
+    for width in (0.25, 0.5):
+        cut = nested._cut(nested._level_for(width))
+        inside = {name: nested._narrow.used(cut, name) for name, _ in net.named_parameters()}
+        assert any(not where.all() for where in inside.values())
+        references[width] = Masked(before.net, before.momenta, inside)
+    for step in range(4, 8):
+        x, y = batch(step)
+        for group in opt.param_groups:
+            group["lr"] = 0.1 / step  # a schedule
+        teacher = deepcopy(net)(x).detach()
+        opt.zero_grad()
+        nested.backward(x, lambda o, y=y: cross_entropy(o, y))
+        opt.step()
+        for reference in references.values():
+            reference.step(x, y, teacher, 0.1 / step)
+    for width, reference in references.items():
+        for name, found in nested.weights(width).items():
+            wanted = reference.net.get_parameter(name)
+            torch.testing.assert_close(found, wanted.detach(), rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", NETS)
+def test_the_whole_network_goes_on_alone(kind: type[nn.Module]) -> None:
+    net, opt, nested = make(kind, **PARTED)
+    train(net, opt, nested, 0, 4)
+    twin, other, _ = make(kind, **PARTED)
+    twin.load_state_dict(net.state_dict())
+    other.load_state_dict(opt.state_dict())
+    train(net, opt, nested, 4, 8)
+    for step in range(4, 8):
+        x, y = batch(step)
+        other.zero_grad()
+        cross_entropy(twin(x), y).backward()
+        other.step()
+    for p, q in zip(net.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
+@pytest.mark.parametrize("kind", NETS)
+def test_the_path_gives_the_rungs_and_the_state_their_weights(
+    kind: type[nn.Module], tmp_path: Path
+) -> None:
+    net, opt, nested = make(kind, **PARTED)
+    path = trained_path(net, opt, nested, tmp_path)
+    state, whole = nested.state_dict(), dict(net.named_parameters())
+    smallest = nested.mask(0.25)
+    for budget in (0.0, 0.1, 0.3, 0.49, 0.5, 0.8, 1.0):
+        mask = path.mask(density=budget)
+        assert mask == nested.mask(max(budget, 0.01))
+        assert mask.density <= budget or mask == smallest, "the smallest is the floor"
+        weights = nested.weights(max(budget, 0.01))
+        if budget == 1:
+            assert own_weights(state, mask, whole) == {}
+            assert all(torch.equal(weights[name], p) for name, p in whole.items())
+            continue
+        found = own_weights(state, mask, whole)
+        assert found.keys() == whole.keys()
+        for name, w in weights.items():
+            assert torch.equal(found[name], w)
+            if name in mask.names:
+                assert not w[~mask[name]].any(), "zero outside of the mask"
+        assert not torch.equal(weights["out.weight"], whole["out.weight"]), "its own"
+    assert path.mask(density=0.3) != path.mask(density=0.6)
+    assert own_weights(state, path.mask(epoch=1), whole) == {}, "no rung: the whole one's weights"
+    one = Mask(
+        {"hidden.weight" if kind is Plain else "inner.weight": smallest[path.layers[1].name]}
+    )
+    assert own_weights(state, one, whole) == {}
+
+
+def test_a_rung_is_compact_with_its_own_weights() -> None:
+    net, opt, nested = make(Plain, **PARTED)
+    train(net, opt, nested, 0, 8)
+    mask = nested.mask(0.5)
+    net.load_state_dict(nested.weights(0.5), strict=False)
+    small = compact(net.eval(), mask, batch(0)[0]).model
+    cut = nested._cut(nested._level_for(0.5))
+    own = nested._rungs.own(nested._level_for(0.5))  # type: ignore[union-attr]
+    expected, _ = nested._narrow.forward(cut, batch(0)[0], own=own)
+    torch.testing.assert_close(small(batch(0)[0]), expected, rtol=1e-9, atol=1e-10)
+    with project(net, mask):  # nothing is left to be masked
+        torch.testing.assert_close(net(batch(0)[0]), expected, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("stopped", [3, 4, 6])
+@pytest.mark.parametrize("kind", NETS)
+def test_a_resumed_ladder_goes_on_as_if_it_had_not_stopped(
+    kind: type[nn.Module], stopped: int
+) -> None:
+    net, opt, nested = make(kind, **PARTED)
+    train(net, opt, nested, 0, 8)
+    first, begun, half = make(kind, **PARTED)
+    train(first, begun, half, 0, stopped)
+    second, opt2, resumed = make(kind, **PARTED)
+    second.load_state_dict(first.state_dict())
+    opt2.load_state_dict(begun.state_dict())
+    resumed.load_state_dict({name: t.clone() for name, t in half.state_dict().items()})
+    train(second, opt2, resumed, stopped, 8)
+    wanted, found = nested.state_dict(), resumed.state_dict()
+    assert found.keys() == wanted.keys()
+    assert any(key.startswith("own.0.momentum.") for key in found)
+    assert all(torch.equal(found[key], tensor) for key, tensor in wanted.items())
+
+
+def test_gradients_of_several_passes_add_up_and_those_of_a_step_given_up_do_not() -> None:
+    wanted: list[dict[str, Tensor]] = []
+    x, y = batch(5)
+    for passes, given_up in ((1, False), (2, False), (1, True)):
+        net, opt, nested = make(Plain, **PARTED)
+        train(net, opt, nested, 0, 5)
+        if given_up:
+            nested.backward(-x, lambda o: cross_entropy(o, y))
+        opt.zero_grad()
+        for _ in range(passes):
+            nested.backward(x, lambda o: cross_entropy(o, y), weight=1 / passes)
+        opt.step()
+        wanted.append(nested.weights(0.5))
+    for other in wanted[1:]:
+        for name, w in wanted[0].items():
+            torch.testing.assert_close(other[name], w, rtol=1e-9, atol=1e-12)
+
+
+def test_the_ladder_can_be_chosen() -> None:
+    assert make(Plain, lowest=0.1)[2].ladder == (0.5, 0.25, 0.125)
+    assert make(Plain, lowest=0.6)[2].ladder == (0.6,)
+    net, opt, nested = make(Plain, steps=8, parted=0.5, lowest=0.1, ladder=(0.3, 0.75))
+    assert nested.ladder == (0.75, 0.3)
+    train(net, opt, nested, 0, 5)
+    assert int(nested.mask(0.75)["one.weight"].flatten(1).any(1).sum()) == 6
+    assert int(nested.mask(0.5)["one.weight"].flatten(1).any(1).sum()) == 2
+    for wrong in ({"ladder": (0.05,)}, {"ladder": (1.0,)}, {"parted": 1.5}, {"parted": -0.1}):
+        with pytest.raises(ValueError, match="must lie in"):
+            make(Plain, **wrong)
+
+
+def test_a_ladder_of_another_network_is_refused() -> None:
+    net, opt, nested = make(Plain, **PARTED)
+    train(net, opt, nested, 0, 5)
+    state = nested.state_dict()
+    (name,) = (key for key in state if key == "own.0.weight.out.weight")
+    other: NestedWidths = make(Plain, **PARTED)[2]
+    with pytest.raises(ValueError, match=r"ladder does not fit parameter 'out\.weight'"):
+        other.load_state_dict(state | {name: state[name][:, :1]})
