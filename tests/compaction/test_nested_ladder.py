@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-PARTED: dict[str, Any] = {"steps": 8, "parted": 0.5, "lowest": 0.25}
+PARTED: dict[str, Any] = {"steps": 8, "parted": (0.5, 0.5), "lowest": 0.25, "full": 1.0}
 """Half and a quarter of the channels go their own way after four of eight steps."""
+STAGED: dict[str, Any] = PARTED | {"parted": (0.25, 0.75), "refresh": 1, "settled": 0.7}
+"""A quarter after two steps, half of them after six."""
 
 
 class Masked:
@@ -51,36 +53,64 @@ class Masked:
 
 
 @pytest.mark.parametrize("kind", NETS)
-def test_rungs_go_on_by_momentum_from_where_the_network_was(kind: type[nn.Module]) -> None:
-    net, opt, nested = make(kind, **PARTED)
-    train(net, opt, nested, 0, 4)
-    momenta = {n: opt.state[p]["momentum_buffer"] for n, p in net.named_parameters()}
-    before = Masked(net, momenta, {})
-    x, y = batch(4)
-    opt.zero_grad()
-    nested.backward(x, lambda o: cross_entropy(o, y))  # they part here
-    assert nested.budgets[0] == 1
-    assert len(nested.budgets) == 3
-    references = {}
-    for width in (0.25, 0.5):
-        cut = nested._cut(nested._level_for(width))
-        inside = {name: nested._narrow.used(cut, name) for name, _ in net.named_parameters()}
-        assert any(not where.all() for where in inside.values())
-        references[width] = Masked(before.net, before.momenta, inside)
-    for step in range(4, 8):
+@pytest.mark.parametrize("options", [PARTED, STAGED], ids=["at once", "one by one"])
+def test_rungs_go_on_by_momentum_from_where_the_network_was(
+    kind: type[nn.Module], options: dict[str, Any]
+) -> None:
+    net, opt, nested = make(kind, **options)
+    references: dict[float, Masked] = {}
+    for step in range(8):
         x, y = batch(step)
         for group in opt.param_groups:
-            group["lr"] = 0.1 / step  # a schedule
+            group["lr"] = 0.1 / (step + 1)  # a schedule
+        before = deepcopy(net)
+        momenta = {
+            name: opt.state[p]["momentum_buffer"].clone()
+            for name, p in net.named_parameters()
+            if p in opt.state
+        }
         teacher = deepcopy(net)(x).detach()
         opt.zero_grad()
         nested.backward(x, lambda o, y=y: cross_entropy(o, y))
+        for width, level in zip((0.25, 0.5), nested._rungs, strict=False):
+            if width not in references:  # it has just left
+                cut = nested._cut(level)
+                inside = {name: nested._narrow.used(cut, name) for name in momenta}
+                assert any(not where.all() for where in inside.values())
+                references[width] = Masked(before, momenta, inside)
         opt.step()
         for reference in references.values():
-            reference.step(x, y, teacher, 0.1 / step)
+            reference.step(x, y, teacher, 0.1 / (step + 1))
+        first, last = (round(8 * time) for time in options["parted"])
+        assert len(references) == (step >= first) + (step >= last)
     for width, reference in references.items():
         for name, found in nested.weights(width).items():
             wanted = reference.net.get_parameter(name)
             torch.testing.assert_close(found, wanted.detach(), rtol=1e-8, atol=1e-10)
+    assert nested.mask(0.25).issubset(nested.mask(0.5))
+
+
+@pytest.mark.parametrize("kind", NETS)
+def test_a_rung_keeps_its_channels_whatever_is_ranked_later(kind: type[nn.Module]) -> None:
+    net, opt, nested = make(kind, **STAGED)
+    train(net, opt, nested, 0, 3)
+    smallest = nested.mask(0.25)
+    assert nested.mask(0.6).density > smallest.density, "the others still share"
+    assert nested.mask(0.6).density < 1
+    narrow = [w for w in nested.budgets if w < 1]
+    assert len(narrow) == 2
+    assert narrow[0] > 0.49, "wider than what is left of the ladder"
+    with torch.no_grad():  # now all others are larger
+        for name, p in nested._params.items():
+            p[~smallest[name]] += 10
+    train(net, opt, nested, 3, 5)
+    assert nested.mask(0.25) == smallest
+    assert smallest.issubset(nested.mask(0.6))
+    wanted = {name: w for name, w in nested.weights(0.25).items() if name in smallest.names}
+    assert all(not w[~smallest[name]].any() for name, w in wanted.items())
+    train(net, opt, nested, 5, 8)
+    assert nested.mask(0.25) == smallest
+    assert nested.mask(0.4) == smallest, "in the end there is nothing between the rungs"
 
 
 @pytest.mark.parametrize("kind", NETS)
@@ -139,23 +169,23 @@ def test_a_rung_is_compact_with_its_own_weights() -> None:
     net.load_state_dict(nested.weights(0.5), strict=False)
     small = compact(net.eval(), mask, batch(0)[0]).model
     cut = nested._cut(nested._level_for(0.5))
-    own = nested._rungs.own(nested._level_for(0.5))  # type: ignore[union-attr]
+    own = nested._rungs[nested._level_for(0.5)].own
     expected, _ = nested._narrow.forward(cut, batch(0)[0], own=own)
     torch.testing.assert_close(small(batch(0)[0]), expected, rtol=1e-9, atol=1e-10)
     with project(net, mask):  # nothing is left to be masked
         torch.testing.assert_close(net(batch(0)[0]), expected, rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.parametrize("stopped", [3, 4, 6])
+@pytest.mark.parametrize("stopped", [1, 2, 4, 6, 7])
 @pytest.mark.parametrize("kind", NETS)
 def test_a_resumed_ladder_goes_on_as_if_it_had_not_stopped(
     kind: type[nn.Module], stopped: int
 ) -> None:
-    net, opt, nested = make(kind, **PARTED)
+    net, opt, nested = make(kind, **STAGED)
     train(net, opt, nested, 0, 8)
-    first, begun, half = make(kind, **PARTED)
+    first, begun, half = make(kind, **STAGED)
     train(first, begun, half, 0, stopped)
-    second, opt2, resumed = make(kind, **PARTED)
+    second, opt2, resumed = make(kind, **STAGED)
     second.load_state_dict(first.state_dict())
     opt2.load_state_dict(begun.state_dict())
     resumed.load_state_dict({name: t.clone() for name, t in half.state_dict().items()})
@@ -185,14 +215,15 @@ def test_gradients_of_several_passes_add_up_and_those_of_a_step_given_up_do_not(
 
 
 def test_the_ladder_can_be_chosen() -> None:
-    assert make(Plain, lowest=0.1)[2].ladder == (0.5, 0.25, 0.125)
+    assert make(Plain, lowest=0.1)[2].ladder == (0.125, 0.25, 0.5)
     assert make(Plain, lowest=0.6)[2].ladder == (0.6,)
-    net, opt, nested = make(Plain, steps=8, parted=0.5, lowest=0.1, ladder=(0.3, 0.75))
-    assert nested.ladder == (0.75, 0.3)
+    net, opt, nested = make(Plain, steps=8, parted=(0.5, 0.5), lowest=0.1, ladder=(0.75, 0.3))
+    assert nested.ladder == (0.3, 0.75)
     train(net, opt, nested, 0, 5)
     assert int(nested.mask(0.75)["one.weight"].flatten(1).any(1).sum()) == 6
     assert int(nested.mask(0.5)["one.weight"].flatten(1).any(1).sum()) == 2
-    for wrong in ({"ladder": (0.05,)}, {"ladder": (1.0,)}, {"parted": 1.5}, {"parted": -0.1}):
+    late, falling = {"parted": (0.5, 1.5)}, {"parted": (0.6, 0.3)}
+    for wrong in ({"ladder": (0.05,)}, {"ladder": (1.0,)}, late, falling):
         with pytest.raises(ValueError, match="must lie in"):
             make(Plain, **wrong)
 

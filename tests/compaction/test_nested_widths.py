@@ -36,7 +36,7 @@ EARLY: dict[str, Any] = {
     "small": 1.0,
     "refresh": 3,
     "lowest": 0.1,
-    "parted": 1.0,
+    "parted": (1.0, 1.0),
 }
 """Every width from the first step on, and no ladder."""
 

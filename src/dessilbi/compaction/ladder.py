@@ -1,13 +1,13 @@
-"""Networks of a few widths that have left the shared one: each has weights of its own from then on.
+"""A network of a width that has left the shared one: it has weights of its own from then on.
 
-Sharing lets every width grow out of a wide network; in the end it holds all of them back. The rungs
-of a ladder are narrow copies of the weights, trained on beside the whole network, which costs
-little: half the channels are a quarter of the multiply-adds.
+Sharing lets every width grow out of a wide network; in the end it holds all of them back. A rung of
+the ladder is a narrow copy of the weights, trained on beside the whole network, which costs little:
+half the channels are a quarter of the multiply-adds.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -17,7 +17,7 @@ from dessilbi.optim import DessiLBI
 from .narrow import put, taken
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from torch import Tensor
 
@@ -33,8 +33,8 @@ _FOLLOWED = (
 """What of the whole network's optimizer a rung's step is made with; it has no twin."""
 
 
-class Ladder:
-    """Copies of the narrow networks, and the optimizer that moves them.
+class Rung:
+    """A narrow copy of the weights, and the optimizer that moves it.
 
     Weights and momentum begin as they are in the whole network. Parameters that the optimizer does
     not train are shared on.
@@ -42,61 +42,44 @@ class Ladder:
     Args:
         narrow: the networks of fewer channels.
         opt: the optimizer of the whole network, whose options are followed.
-        cuts: what stays at each rung, by its level.
+        cut: what stays.
     """
 
-    def __init__(self, narrow: Narrow, opt: DessiLBI, cuts: Mapping[int, Cut]) -> None:
-        self._narrow, self._whole = narrow, opt
-        self.cuts = dict(sorted(cuts.items(), reverse=True))
-        """By level, the widest first."""
+    def __init__(self, narrow: Narrow, opt: DessiLBI, cut: Cut) -> None:
+        self.cut = cut
+        self._leader = opt
         held = {p for group in opt.param_groups for p in group["params"]}
-        self._params = {n: p for n, p in narrow.params.items() if p in held and p.requires_grad}
-        self._own = {
-            level: {name: self._copied(p.detach(), cut, name) for name, p in self._params.items()}
-            for level, cut in self.cuts.items()
+        self._whole = {n: p for n, p in narrow.params.items() if p in held and p.requires_grad}
+        self.own: dict[str, nn.Parameter] = {
+            name: nn.Parameter(taken(p.detach(), *cut.places(name)).clone())
+            for name, p in self._whole.items()
         }
+        """The weights, narrow."""
         self._opt = DessiLBI(
             [
-                {
-                    "params": [own[n] for own in self._own.values() for n in names],
-                    "penalty": None,
-                    **{option: group[option] for option in _FOLLOWED},
-                }
-                for group, names in self._groups()
+                {"params": [self.own[name] for name in names], "penalty": None, **options}
+                for names, options in self._groups()
             ]
         )
-        for level, name, p in self._each():
-            buffer = opt.state.get(self._params[name], {}).get("momentum_buffer")
+        for name, p in self.own.items():
+            buffer = opt.state.get(self._whole[name], {}).get("momentum_buffer")
             if buffer is not None:
-                cut = self.cuts[level]
                 self._opt.state[p]["momentum_buffer"] = taken(buffer, *cut.places(name)).clone()
 
-    @staticmethod
-    def _copied(weights: Tensor, cut: Cut, name: str) -> nn.Parameter:
-        return nn.Parameter(taken(weights, *cut.places(name)).clone())
-
-    def _groups(self) -> list[tuple[dict[str, object], list[str]]]:
-        """The groups of the whole network's optimizer, with the names of what they hold."""
-        name_of = {p: name for name, p in self._params.items()}
-        found = [
-            (group, [name_of[p] for p in group["params"] if p in name_of])
-            for group in self._whole.param_groups
-        ]
-        return [(group, names) for group, names in found if names]
-
-    def _each(self) -> list[tuple[int, str, nn.Parameter]]:
-        return [(level, name, p) for level, own in self._own.items() for name, p in own.items()]
+    def _groups(self) -> Iterator[tuple[list[str], dict[str, Any]]]:
+        """Names and options of the groups of the whole network's optimizer."""
+        name_of = {p: name for name, p in self._whole.items()}
+        for group in self._leader.param_groups:
+            names = [name_of[p] for p in group["params"] if p in name_of]
+            if names:
+                yield names, {option: group[option] for option in _FOLLOWED}
 
     # ------------------------------------------------------------------ a step
 
-    def own(self, level: int) -> dict[str, nn.Parameter]:
-        """The weights of a rung, narrow."""
-        return self._own[level]
-
-    def add_gradients(self, level: int, gradients: Mapping[str, Tensor]) -> None:
-        """Add to the gradients of a rung."""
+    def add_gradients(self, gradients: Mapping[str, Tensor]) -> None:
+        """Add to the gradients."""
         for name, gradient in gradients.items():
-            p = self._own[level][name]
+            p = self.own[name]
             p.grad = gradient if p.grad is None else p.grad + gradient
 
     def forget_gradients(self) -> None:
@@ -104,42 +87,38 @@ class Ladder:
         self._opt.zero_grad()
 
     def step(self) -> None:
-        """Move every rung as the whole network's optimizer moves weights without a twin."""
-        for mine, (group, _) in zip(self._opt.param_groups, self._groups(), strict=True):
-            mine.update({option: group[option] for option in _FOLLOWED})  # a schedule changes them
+        """Move as the whole network's optimizer moves weights without a twin."""
+        for mine, (_, options) in zip(self._opt.param_groups, self._groups(), strict=True):
+            mine.update(options)  # a schedule changes them
         self._opt.step()
         self._opt.zero_grad()
 
     # ------------------------------------------------------------------ what came of it
 
-    def weights(self, level: int) -> dict[str, Tensor]:
-        """The weights of a rung, shaped as the whole network's and zero outside."""
-        cut = self.cuts[level]
+    def weights(self) -> dict[str, Tensor]:
+        """The weights, shaped as the whole network's and zero outside."""
         return {
-            name: put(p.detach(), self._params[name], *cut.places(name))
-            for name, p in self._own[level].items()
+            name: put(p.detach(), self._whole[name], *self.cut.places(name))
+            for name, p in self.own.items()
         }
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Weights and momentum of every rung, and where they belong in the whole network."""
+    def state_dict(self, level: int) -> dict[str, Tensor]:
+        """Weights and momentum, and where they belong in the whole network."""
         found: dict[str, Tensor] = {}
-        for level, name, p in self._each():
-            start = f"{_PREFIX}{level}."
+        start = f"{_PREFIX}{level}."
+        for name, p in self.own.items():
             found[f"{start}weight.{name}"] = p.detach()
             buffer = self._opt.state.get(p, {}).get("momentum_buffer")
-            if buffer is not None:
-                found[f"{start}momentum.{name}"] = buffer
-            rows, columns = self.cuts[level].places(name)
-            if rows is not None:
-                found[f"{start}rows.{name}"] = rows
-            if columns is not None:
-                found[f"{start}columns.{name}"] = columns
+            rows, columns = self.cut.places(name)
+            for kind, tensor in (("momentum", buffer), ("rows", rows), ("columns", columns)):
+                if tensor is not None:
+                    found[f"{start}{kind}.{name}"] = tensor
         return found
 
     @torch.no_grad()
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+    def load_state_dict(self, level: int, state: Mapping[str, Tensor]) -> None:
         """Go on from :meth:`state_dict`."""
-        for level, name, p in self._each():
+        for name, p in self.own.items():
             saved = state.get(f"{_PREFIX}{level}.weight.{name}")
             if saved is None or saved.shape != p.shape:
                 raise ValueError(

@@ -16,7 +16,7 @@ from dessilbi.subnet.levels import FULL, density_of, level_of, rank
 from dessilbi.subnet.nesting import Nesting
 from dessilbi.subnet.scores import places
 
-from .ladder import Ladder, rungs_of
+from .ladder import Rung, rungs_of
 from .narrow import Narrow, put, taken
 
 if TYPE_CHECKING:
@@ -47,9 +47,10 @@ class NestedWidths(Nesting):
     the machine computes layers of odd widths.
 
     The whole network is trained first; then the smallest width falls, as in gradual pruning, and
-    stays at ``lowest``. From ``parted`` on the widths of a ladder have weights of their own and are
-    trained beside the whole network in every step: sharing has brought them on their way, and holds
-    them back in the end. A budget is then served by the widest of them that fits.
+    stays at ``lowest``. Then the widths of a ladder leave, the narrowest first: from there on they
+    have weights of their own and are trained beside the whole network in every step. Sharing has
+    brought them on their way, and would hold them and wider ones back. In the end a budget is
+    served by the widest of them that fits.
 
     Channels are ranked by the size of their filters, every layer for itself; layers whose outputs
     are added are ranked together. Weights outside the largest network of a step do not move, while
@@ -75,8 +76,9 @@ class NestedWidths(Nesting):
         settled: when the ranking is fixed.
         full: fraction of steps whose large network is the whole one.
         small: fraction of steps that train a small network as well.
-        parted: when the widths of the ladder part from the whole network; 1 if never, so that there
-            is a network for every width, and all of them share.
+        parted: when the first and the last width of the ladder part from the whole network, the
+            narrowest first; (1, 1) if never: then there is a network for every width, and all
+            share (and ``full=0.5, descended=0.5`` are better).
         ladder: their widths; by default each half of the one before, down to ``lowest``.
         teach: how much of the small network's loss is the distance of its outputs, as
             probabilities, to those of the large one; 0 if they are not logits of classes.
@@ -100,11 +102,11 @@ class NestedWidths(Nesting):
         *,
         lowest: float = 0.125,
         begin: float = 1 / 12,
-        descended: float = 0.5,
+        descended: float = 0.35,
         settled: float = 0.6,
-        full: float = 0.5,
+        full: float = 1.0,
         small: float = 1.0,
-        parted: float = 0.5,
+        parted: tuple[float, float] = (0.35, 0.6),
         ladder: Sequence[float] = (),
         teach: float = 0.5,
         refresh: int = 100,
@@ -117,9 +119,9 @@ class NestedWidths(Nesting):
         for name, value in (("teach", teach), ("small", small)):
             if not 0 <= value <= 1:
                 raise ValueError(f"{name} must lie in [0, 1], got {value!r}")
-        if not begin <= parted <= 1:
-            raise ValueError(f"parted must lie in [begin, 1], got {parted!r}")
-        self.ladder = tuple(sorted(ladder or _halves(lowest), reverse=True))
+        if not begin <= parted[0] <= parted[1] <= 1:
+            raise ValueError(f"parted must lie in [begin, 1] and not fall, got {parted!r}")
+        self.ladder = tuple(sorted(ladder or _halves(lowest)))
         if not all(lowest <= width < 1 for width in self.ladder):
             raise ValueError(f"ladder must lie in [lowest, 1), got {ladder!r}")
         self.teach, self.small, self.parted = teach, small, parted
@@ -149,7 +151,9 @@ class NestedWidths(Nesting):
         are numbered through all layers, as in a path."""
         self._drawn: tuple[int, ...] = (FULL,)
         self._cuts: dict[int, Cut] = {}
-        self._rungs: Ladder | None = None
+        self._rungs: dict[int, Rung] = {}
+        """Those that have left, by level, the narrowest first."""
+        self._rung_levels = [0, *(level_of(width, lowest) for width in self.ladder[1:])]
         self._attach()
 
     def _written_by(self, one: Coupled) -> list[tuple[int, Tensor]]:
@@ -193,8 +197,9 @@ class NestedWidths(Nesting):
         self._used = True
         self._rank_if_due()
         self._part_if_due()
-        if self._rungs is not None and not any(p.grad is not None for p in self._params.values()):
-            self._rungs.forget_gradients()  # zero_grad, perhaps of a step that was given up
+        if not any(p.grad is not None for p in self._params.values()):
+            for one in self._rungs.values():
+                one.forget_gradients()  # zero_grad, perhaps of a step that was given up
         self._drawn = self._widths()
         arguments = x if isinstance(x, tuple) else (x,)
         largest: tuple[Any, Tensor] | None = None
@@ -204,7 +209,8 @@ class NestedWidths(Nesting):
                 value = loss(output)
                 torch.autograd.backward(value * weight)
             else:
-                cut, own = self._cut(level), {} if self._rungs is None else self._rungs.own(level)
+                rung = self._rungs.get(level)
+                cut, own = (self._cut(level), {}) if rung is None else (rung.cut, rung.own)
                 output, weights = self._narrow.forward(cut, *arguments, own=own)
                 value = loss(output)
                 taught = value if largest is None else self._taught(value, output, largest[0])
@@ -212,9 +218,8 @@ class NestedWidths(Nesting):
                 gradients = {n: g for n, g in zip(weights, found, strict=True) if g is not None}
                 if isinstance(net, DistributedDataParallel):
                     _average(gradients)
-                if self._rungs is not None:
-                    private = {n: gradients.pop(n) for n in own if n in gradients}
-                    self._rungs.add_gradients(level, private)
+                if rung is not None:
+                    rung.add_gradients({n: gradients.pop(n) for n in own if n in gradients})
                 self._narrow.add_gradients(cut, gradients)
                 if largest is None:
                     self._restrict(cut)
@@ -238,10 +243,11 @@ class NestedWidths(Nesting):
 
     def _widths(self) -> tuple[int, ...]:
         """Levels of this step's networks, the largest first."""
-        if self._rungs is not None:
-            return (FULL, *self._rungs.cuts)
         if self._progress < self.begin:
             return (FULL,)
+        rungs = tuple(reversed(self._rungs))
+        if self._left == len(self.ladder):
+            return (FULL, *rungs)
         smallest, place = self._smallest(), self._place()
         large = 1.0
         if place >= self.full:  # the upper half of the widths, in their logarithm
@@ -251,7 +257,7 @@ class NestedWidths(Nesting):
         if second < self.small:  # the lower half
             widths.append(smallest ** (1 - 0.5 * second / self.small))
         levels = {level_of(width, self.lowest) for width in widths}
-        return tuple(sorted(levels, reverse=True))
+        return (*sorted(levels, reverse=True), *rungs)
 
     @property
     def budgets(self) -> tuple[float, ...]:
@@ -260,24 +266,37 @@ class NestedWidths(Nesting):
 
     # ------------------------------------------------------------------ the ladder
 
+    @property
+    def _left(self) -> int:
+        """How many rungs have left."""
+        return len(self._rungs)
+
     def _part_if_due(self) -> None:
-        if self._rungs is None and self.parted < 1 and self._progress >= self.parted:
+        first, last = self.parted
+        while self._left < len(self.ladder):
+            share = self._left / max(len(self.ladder) - 1, 1)
+            if first >= 1 or self._progress < first + share * (last - first):
+                return
             assert self._levels is not None
-            self._ranked(self._by_rung(self._levels))
-            self._rungs = self._ladder_of(self._levels)
+            level = self._rung_levels[self._left]
+            levels = self._ranking() if self._progress < self.settled else self._levels
+            self._ranked(self._by_rung(levels, self._left + 1))
+            self._rungs[level] = Rung(self._narrow, self._opt, self._cut(level))
 
-    def _ladder_of(self, levels: list[Tensor]) -> Ladder:
-        present = {int(n) for level in levels for n in level.flatten().tolist()} - {FULL}
-        return Ladder(self._narrow, self._opt, {level: self._cut(level) for level in present})
-
-    def _by_rung(self, levels: list[Tensor]) -> list[Tensor]:
-        """The ranking with no levels but those of the rungs; 0 is the narrowest."""
+    def _by_rung(self, levels: list[Tensor], left: int) -> list[Tensor]:
+        """The ranking in which the rungs that have left have one level each."""
+        if left == 0:
+            return levels
         # The widest networks of the ranking that are no wider than a rung.
-        ends = np.searchsorted(self._shares(levels), np.array(self.ladder) + _EQUAL, side="right")
-        table = np.full(FULL + 1, FULL, dtype=np.uint8)
-        for level in np.maximum(ends - 1, 0):  # from the widest on
-            table[: level + 1] = level
-        table[table == table[0]] = 0
+        ends = np.searchsorted(
+            self._shares(levels), np.array(self.ladder[:left]) + _EQUAL, side="right"
+        )
+        table = np.arange(FULL + 1, dtype=np.uint8)
+        table[:] = np.maximum(table, min(self._rung_levels[left - 1] + 1, FULL))
+        if left == len(self.ladder):
+            table[:] = FULL
+        for end, level in zip(ends[::-1], self._rung_levels[:left][::-1], strict=True):
+            table[: max(end, 1)] = level
         return [torch.from_numpy(table).to(level.device)[level.long()] for level in levels]
 
     def _shares(self, levels: list[Tensor]) -> NDArray[np.float64]:
@@ -289,22 +308,27 @@ class NestedWidths(Nesting):
             weights += layer.group_size * np.bincount(channels, minlength=FULL + 1)
         return np.asarray(np.cumsum(weights) / weights.sum())
 
+    def _smallest(self) -> float:
+        falling = super()._smallest()
+        return falling if self._left == 0 else max(falling, self.ladder[self._left])
+
     def _rank_if_due(self) -> None:
-        if self._rungs is None:
+        if self._left < len(self.ladder):
             super()._rank_if_due()
 
     def _after_step(self) -> None:
-        if self._used and self._rungs is not None:
-            self._rungs.step()
+        if self._used:
+            for rung in self._rungs.values():
+                rung.step()
         super()._after_step()
 
     def _level_for(self, density: float) -> int:
-        if self._rungs is None:
-            return super()._level_for(density)
+        level = super()._level_for(density)
+        if self._left == 0 or (level > max(self._rungs) and self._left < len(self.ladder)):
+            return level
         assert self._levels is not None
         shares = self._shares(self._levels)
-        fitting = [n for n in (FULL, *self._rungs.cuts) if shares[n] <= density + _EQUAL]
-        return max(fitting, default=0)
+        return max((n for n in (*self._rungs, FULL) if shares[n] <= density + _EQUAL), default=0)
 
     def weights(self, density: float) -> dict[str, Tensor]:
         """The weights of the network that :meth:`mask` has, shaped as the whole network's.
@@ -319,21 +343,23 @@ class NestedWidths(Nesting):
             name: put(taken(p.detach(), *cut.places(name)), p, *cut.places(name))
             for name, p in self._narrow.params.items()
         }
-        return shared if self._rungs is None else shared | self._rungs.weights(level)
+        return shared | self._rungs[level].weights() if level in self._rungs else shared
 
     def state_dict(self) -> dict[str, Tensor]:
         """See :meth:`Nesting.state_dict`; with the weights of the ladder."""
-        return super().state_dict() | ({} if self._rungs is None else self._rungs.state_dict())
+        found = super().state_dict()
+        for level, rung in self._rungs.items():
+            found |= rung.state_dict(level)
+        return found
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Go on from :meth:`state_dict`."""
         super().load_state_dict(state)
-        self._rungs = None
-        if rungs_of(state):
-            assert self._levels is not None
-            rungs = self._ladder_of(self._levels)
-            rungs.load_state_dict(state)
-            self._rungs = rungs
+        self._rungs = {}
+        for level in rungs_of(state):
+            rung = Rung(self._narrow, self._opt, self._cut(level))
+            rung.load_state_dict(level, state)
+            self._rungs[level] = rung
 
     # ------------------------------------------------------------------ the ranking
 
@@ -347,11 +373,22 @@ class NestedWidths(Nesting):
             places(torch.stack([sizes[i][rows].square().sum(1) for i, rows in writers]).sum(0))
             for writers in cut
         ]
+        if self._rungs:  # their channels come first for good
+            scores = [
+                places(score + self._rungs_with(*writers[0]))
+                for score, writers in zip(scores, cut, strict=True)
+            ]
         ranked = rank(scores, self._channels, self.lowest, self.floor)
         for writers, level in zip(cut, ranked, strict=True):
             for i, rows in writers:
                 levels[i][rows] = level[:, None]
-        return levels
+        return self._by_rung(levels, self._left)
+
+    def _rungs_with(self, layer: int, rows: Tensor) -> Tensor:
+        """How many of the rungs that have left have a channel."""
+        assert self._levels is not None
+        levels = self._levels[layer][rows[:, 0]]
+        return sum((levels <= rung for rung in self._rungs), torch.zeros_like(levels))
 
     def _ranked(self, levels: list[Tensor]) -> None:
         super()._ranked(levels)

@@ -156,7 +156,7 @@ class NestedConfig:
     begin: float = 1 / 12
     """When budgets begin to fall, as a fraction of the training."""
     descended: float = 0.25
-    """When the smallest is reached; with widths 0.5 is better."""
+    """When the smallest is reached; with widths 0.35 is better."""
     settled: float = 0.6
     """When the ranking of the weights is fixed."""
     full: float = 0.05
@@ -172,8 +172,9 @@ class NestedConfig:
     apply."""
     small: float = 1.0
     """With widths: fraction of steps that train a small network beside the large one."""
-    parted: float = 0.5
-    """With widths: when those of the ladder get weights of their own; 1: never, all share."""
+    parted: tuple[float, float] = (0.35, 0.6)
+    """With widths: when the narrowest and the widest of the ladder get weights of their own; 1 1
+    never, all share."""
     ladder: tuple[float, ...] = ()
     """With widths: these; by default each half of the one before, down to the lowest."""
     teach: float = 0.5
