@@ -3,7 +3,8 @@
     python benchmarks/nested.py [--rounds 15] [--networks lenet-300-100,lenet-5,vgg-4,resnet-20]
                                 [--batch 128]
 
-Nested by weight (or filter), and by width: two networks a step, each at its own size.
+Nested by weight (or filter), and by width: two and more networks a step, each at its own size. By
+weight the steps are those after the fall of the budgets, by width those of a whole short training.
 
 One thread. Blocks of steps (forward, backward, fused optimizer; a ranking every hundred) take
 turns, and the ratio is the median over pairs of neighbouring blocks. The linear network is the
@@ -37,6 +38,8 @@ NETWORKS = {
 }
 """Channels, pixels a side, steps of a block, and the classifier."""
 KINDS = ("plain", "nested", "widths")
+WHOLE_TRAINING = 36
+"""Steps of a training by width: enough for each of its stages."""
 FROM_THE_START: dict[str, Any] = {"begin": 0.0, "descended": 0.0, "settled": 1.0, "refresh": 100}
 
 
@@ -53,9 +56,11 @@ def blocks(network: str, kind: str, images: int) -> Callable[[], float]:
     around: Any = nullcontext()
     if kind == "nested":
         around = NestedTraining(model, opt, 10**9, **FROM_THE_START)
-    widths = NestedWidths(model, opt, 10**9, x, **FROM_THE_START) if kind == "widths" else None
+    if kind == "widths":
+        steps = WHOLE_TRAINING
 
     def block() -> float:
+        widths = NestedWidths(model, opt, steps, x) if kind == "widths" else None
         start = time.process_time()
         for _ in range(steps):
             opt.zero_grad()
@@ -65,7 +70,10 @@ def blocks(network: str, kind: str, images: int) -> Callable[[], float]:
                 with around:
                     torch.autograd.backward(loss(model(x)))
             opt.step()
-        return (time.process_time() - start) / steps
+        taken = time.process_time() - start
+        if widths is not None:
+            widths.close()
+        return taken / steps
 
     return block
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
@@ -36,6 +37,8 @@ from dessilbi.subnet import project
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from torch import Tensor
 
 NESTED = replace(
     SMALL,
@@ -111,8 +114,13 @@ def test_widths_of_a_run_are_networks_of_whole_channels(tmp_path: Path) -> None:
         inputs = torch.randn(2, 1, 8, 8, dtype=next(model.parameters()).dtype)
         small = compact(model.eval(), mask, inputs).model
         assert small.get_submodule("conv2").out_channels == int(mask["bn2.bias"].sum())
-    points, _ = frontier(run, Place(), (0.2, 1.0))
-    assert points[0].accuracy < points[1].accuracy
+    points, _ = frontier(run, Place(), (0.2, 0.22, 1.0))
+    assert points[0].accuracy < points[2].accuracy
+    assert points[0].density < 0.25
+    assert points[0].macs < 0.1 * points[2].macs, "half of a width is a quarter of the work"
+    assert points[1] == replace(points[0], budget=0.22)
+    (curve,) = curves([(run, points, "test")])
+    assert len(curve.points) == 2, "one network, one point"
 
 
 def test_a_width_with_weights_of_its_own_is_taken_with_them(tmp_path: Path) -> None:
@@ -233,6 +241,16 @@ def test_fewer_images() -> None:
 # ---------------------------------------------------------------------- frontier
 
 
+def what_takes_part(layers: list[Tensor]) -> tuple[int, int]:
+    """Weights and neurons of masked linear layers on a way from an input to an output."""
+    for _ in range(len(layers)):
+        for one, following in pairwise(layers):
+            dead = ~(one.any(1) & following.any(0))
+            one[dead], following[:, dead] = False, False
+    hidden = sum(int(one.any(1).sum()) for one in layers[:-1])
+    return sum(int(one.sum()) for one in layers), hidden + len(layers[-1])
+
+
 def test_points_are_what_projecting_and_judging_gives(nested: RunDir) -> None:
     place = Place()
     points, judged_on = frontier(nested, place, (0.05, 0.3, 1.0))
@@ -240,14 +258,14 @@ def test_points_are_what_projecting_and_judging_gives(nested: RunDir) -> None:
     data = load_data(NESTED, None, download=False)
     split, _ = judged_split(data)
     model, path = trained_network(nested, data), open_path(nested)
-    biases = sum(p.numel() for n, p in model.named_parameters() if n.endswith("bias"))
     for point, density in zip(points, (0.05, 0.3, 1.0), strict=True):
         mask = path.mask(density=density)
         with project(model, mask):
             assert point.accuracy == evaluate_recalibrated(model, split, data.train).accuracy
         assert point.density == mask.density
-        assert point.parameters == mask.kept + biases
-        assert point.macs == mask.kept  # a linear weight is used once
+        weights, neurons = what_takes_part([mask[f"fc{i}.weight"].clone() for i in (1, 2, 3)])
+        assert point.parameters == weights + neurons
+        assert point.macs == weights  # a linear weight is used once
     assert points[-1].parameters == sum(p.numel() for p in model.parameters())
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from statistics import mean
 from typing import TYPE_CHECKING
 
@@ -11,10 +12,11 @@ import torch
 
 from dessilbi.lab.evaluate import evaluate_recalibrated
 from dessilbi.lab.rundir import LAST, PATH, RunError
+from dessilbi.lab.sizes import size_under
 from dessilbi.lab.snapshot import load_model
 from dessilbi.lab.subnets import open_path
 from dessilbi.lab.trained import judged_split, load_data, trained_network, weights_under
-from dessilbi.path import Mask, count_macs_per_weight
+from dessilbi.path import Mask
 from dessilbi.path._names import named_weights
 from dessilbi.subnet import project
 
@@ -39,9 +41,9 @@ class Point:
     density: float
     """Fraction of the weights that can be left out at all."""
     parameters: int
-    """All numbers of the network that are not left out, biases and BatchNorm included."""
+    """All numbers of the compact network that are not zero, biases and BatchNorm included."""
     macs: float
-    """Multiply-adds of an image, of the weights that are kept."""
+    """Multiply-adds of an image, of these weights."""
     accuracy: float
     """In percent, BatchNorm recalibrated for this network."""
 
@@ -100,18 +102,21 @@ def frontier(
     if known and all(any(p.budget == d for p in known) for d in wanted):
         return [p for p in known if not has_path or p.budget in wanted], judged_on
     model = trained_network(run, data)
-    each = count_macs_per_weight(model, torch.zeros(1, *data.shape, dtype=_dtype(model)))
+    image = torch.zeros(1, *data.shape, dtype=next(model.parameters()).dtype)
     points = list(known)
     for density in wanted or [1.0]:
         if any(p.budget == density for p in points):
             continue
         mask = _nonzero(model) if path is None else path.mask(density=density)
+        budget = density if path is not None else mask.density
+        same = next((p for p in points if p.density == mask.density), None)
+        if same is not None:  # between two widths of a ladder there is none
+            points.append(replace(same, budget=budget))
+            continue
         load_model(model, weights_under(last, mask))
         with project(model, mask):
             accuracy = evaluate_recalibrated(model, split, data.train).accuracy
-            size = _size(model, each, mask)
-        budget = density if path is not None else mask.density
-        points.append(Point(budget, mask.density, *size, accuracy))
+        points.append(Point(budget, mask.density, *size_under(model, mask, image), accuracy))
         told(f"{run.path.name}: {mask.density:.2%} of the weights evaluated")
     points.sort(key=lambda p: p.budget)
     content = {
@@ -137,6 +142,10 @@ def curves(found: Iterable[tuple[RunDir, list[Point], str]]) -> list[Curve]:
             for p in points:
                 # Pruned runs end a weight or so apart from seed to seed.
                 by_size.setdefault(p.budget if target is None else target, []).append(p)
+        sizes = sorted(by_size)
+        for smaller, size in pairwise(sizes):  # budgets that give the same network are one point
+            if [p.density for p in by_size[smaller]] == [p.density for p in by_size[size]]:
+                del by_size[smaller]
         judged = {on for _, _, on in alike}
         if len(judged) > 1:
             raise RunError(f"runs of {name} are judged on different images: {', '.join(judged)}")
@@ -166,16 +175,3 @@ def _known(run: RunDir, epoch: int, judged_on: str) -> list[Point]:
 def _nonzero(model: nn.Module) -> Mask:
     """The weights of a pruned network; of one that was not pruned, all."""
     return Mask({n: p.detach() != 0 for n, p in named_weights(model).items() if p.ndim > 1})
-
-
-def _size(model: nn.Module, macs_per_weight: dict[str, float], mask: Mask) -> tuple[int, float]:
-    parameters, macs = 0, 0.0
-    for name, p in named_weights(model).items():
-        kept = int(mask[name].sum()) if name in mask.names else p.numel()
-        parameters += kept
-        macs += kept * macs_per_weight.get(name, 0.0)
-    return parameters, macs
-
-
-def _dtype(model: nn.Module) -> torch.dtype:
-    return next(model.parameters()).dtype

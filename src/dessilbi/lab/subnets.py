@@ -22,10 +22,10 @@ from dessilbi.lab.config import (
 from dessilbi.lab.data.load import CARDS
 from dessilbi.lab.rundir import LAST, MASK, PATH, START, RunDir, RunError
 from dessilbi.lab.schedule import lr_factor
+from dessilbi.lab.sizes import size_under
 from dessilbi.lab.snapshot import OPTIMIZER, load_optimizer
 from dessilbi.lab.trained import network_without_data, weights_under
-from dessilbi.path import FormatError, Mask, SolutionPath, count_macs_per_weight
-from dessilbi.path._names import named_weights
+from dessilbi.path import FormatError, Mask, SolutionPath
 from dessilbi.subnet.project import masked_weights, zero_outside
 
 if TYPE_CHECKING:
@@ -256,25 +256,10 @@ def _epochs(before: Config, retrain: Retrain, mask: Mask, given: int | None) -> 
 
 
 def share_of_macs(config: Config, mask: Mask) -> float:
-    """Multiply-adds of the masked network as a fraction of the dense one's.
-
-    They are counted on the compact network, as a filter that is gone takes the weights of the next
-    layer that read it along. What is zero in it, single weights or the filters that a residual
-    stream keeps, does not count.
-    """
-    from dessilbi.compaction import CompactError, compact  # training needs none of it
-
+    """Multiply-adds of the masked network as a fraction of the dense one's; see Size."""
     model = network_without_data(config)
     image = torch.zeros(1, *CARDS[config.data.name].shape, dtype=getattr(torch, config.dtype))
-    uses = count_macs_per_weight(model, image)
-    dense = sum(p.numel() * uses.get(name, 0.0) for name, p in named_weights(model).items())
-    try:
-        model = compact(model, mask, image, latency=False).model
-        uses = count_macs_per_weight(model, image)
-    except CompactError:  # not a network that can be traced: then its weights as they are
-        zero_outside(masked_weights(model, mask))
-    weights = named_weights(model)
-    return sum(int(weights[name].count_nonzero()) * each for name, each in uses.items()) / dense
+    return size_under(model, mask, image).macs / size_under(model, Mask({}), image).macs
 
 
 def _epochs_done(parent: RunDir) -> int:
