@@ -39,8 +39,10 @@ _SHORT = {"--stop-when-stable": "--stop.when-stable", "--nested": "--nested.on"}
 
 def train(arguments: list[str]) -> None:
     """``dessilbi train RECIPE [options]``."""
+    wide = max(map(len, RECIPES)) + 2
     recipes = "\n".join(
-        f"  {name:28}{(recipe.__doc__ or '').splitlines()[0]}" for name, recipe in RECIPES.items()
+        f"  {name:{wide}}{(recipe.__doc__ or '').splitlines()[0]}"
+        for name, recipe in RECIPES.items()
     )
     usage = (
         f"usage: dessilbi train RECIPE [options]\n\nrecipes:\n{recipes}\n\n"

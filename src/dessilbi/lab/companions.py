@@ -65,6 +65,9 @@ class Companions:
         widths = options["widths"]
         for other in ("on", "widths", *(BY_WEIGHT if widths else BY_WIDTH)):
             options.pop(other, None)
+        for unset in ("lowest", "descended", "full"):  # what is best for the one and the other
+            if options[unset] is None:
+                del options[unset]
         if not widths:
             return NestedTraining(self._model, twins, steps, seed=self._config.seed, **options)
         try:

@@ -149,18 +149,18 @@ class NestedConfig:
 
     on: bool = False
     """Draw a budget for each step and train its subnetwork; --nested is the same."""
-    lowest: float = 0.004
-    """The smallest budget, as a fraction of the weights."""
+    lowest: float | None = None
+    """The smallest budget, as a fraction of the weights: by default 0.004, with widths 0.125."""
     highest: float = 1.0
     """The largest that is drawn beside the whole network."""
     begin: float = 1 / 12
     """When budgets begin to fall, as a fraction of the training."""
-    descended: float = 0.25
-    """When the smallest is reached; with widths 0.35 is better."""
+    descended: float | None = None
+    """When the smallest is reached: by default 0.25, with widths 0.35."""
     settled: float = 0.6
     """When the ranking of the weights is fixed."""
-    full: float = 0.05
-    """Fraction of steps that train the whole network, beside the drawn ones."""
+    full: float | None = None
+    """Fraction of steps that train the whole network: by default 0.05, with widths 1."""
     tilt: float = 1.0
     """Above 1, large budgets are drawn more often than small ones; below 1, less often."""
     refresh: int = 100

@@ -117,7 +117,7 @@ def vgg_4_cifar10_nested() -> Config:
         model=ModelConfig(name="vgg-4"),
         optimizer=replace(_MOM_WD, lr=0.05, nu=20.0, init_scaled=1.0, exclude=("classifier",)),
         schedule=ScheduleConfig(kind="cosine"),
-        nested=NestedConfig(on=True, lowest=0.125, descended=0.35, full=1.0, widths=True),
+        nested=NestedConfig(on=True, widths=True),
         epochs=8,
         batch_size=32,  # many steps: each width sees a part of them only
     )
