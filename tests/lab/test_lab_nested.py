@@ -191,11 +191,26 @@ def test_a_subnetwork_of_a_nested_run_is_trained_alone(nested: RunDir, tmp_path:
     ],
 )
 def test_what_does_not_go_together_is_refused(config: Config, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        companions(config)
+
+
+def companions(config: Config) -> Companions:
     data = load_data(config, None, download=False)
     model = fresh_network(config, data)
-    example = torch.zeros(2, *data.shape)
-    with pytest.raises(ConfigError, match=message):
-        Companions(config, model, make_optimizer(model, config.optimizer), 10, example)
+    example = torch.zeros(2, *data.shape, dtype=next(model.parameters()).dtype)
+    return Companions(config, model, make_optimizer(model, config.optimizer), 10, example)
+
+
+def test_options_that_are_not_given_are_the_best_of_each_way() -> None:
+    for config, lowest, descended, full in ((CONV, 0.004, 0.25, 0.05), (WIDTHS, 0.125, 0.35, 1.0)):
+        nested = NestedConfig(on=True, widths=config.nested.widths)
+        made = companions(replace(config, nested=nested)).nested
+        assert made is not None
+        assert (made.lowest, made.descended, made.full) == (lowest, descended, full)
+        made = companions(replace(config, nested=replace(nested, full=0.3, lowest=0.2))).nested
+        assert made is not None
+        assert (made.lowest, made.full) == (0.2, 0.3)
 
 
 def test_the_short_option(tmp_path: Path) -> None:
