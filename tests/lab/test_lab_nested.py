@@ -203,7 +203,7 @@ def companions(config: Config) -> Companions:
 
 
 def test_options_that_are_not_given_are_the_best_of_each_way() -> None:
-    for config, lowest, descended, full in ((CONV, 0.004, 0.25, 0.05), (WIDTHS, 0.125, 0.35, 1.0)):
+    for config, lowest, descended, full in ((CONV, 0.004, 0.25, 0.05), (WIDTHS, 0.125, 0.3, 1.0)):
         nested = NestedConfig(on=True, widths=config.nested.widths)
         made = companions(replace(config, nested=nested)).nested
         assert made is not None

@@ -156,7 +156,7 @@ class NestedConfig:
     begin: float = 1 / 12
     """When budgets begin to fall, as a fraction of the training."""
     descended: float | None = None
-    """When the smallest is reached: by default 0.25, with widths 0.35."""
+    """When the smallest is reached: by default 0.25, with widths 0.3."""
     settled: float = 0.6
     """When the ranking of the weights is fixed."""
     full: float | None = None
@@ -172,7 +172,7 @@ class NestedConfig:
     apply."""
     small: float = 1.0
     """With widths: fraction of steps that train a small network beside the large one."""
-    parted: tuple[float, float] = (0.35, 0.6)
+    parted: tuple[float, float] = (0.3, 0.6)
     """With widths: when the narrowest and the widest of the ladder get weights of their own; 1 1
     never, all share."""
     ladder: tuple[float, ...] = ()
