@@ -72,7 +72,7 @@ def test_rungs_go_on_by_momentum_from_where_the_network_was(
         teacher = deepcopy(net)(x).detach()
         opt.zero_grad()
         nested.backward(x, lambda o, y=y: cross_entropy(o, y))
-        for width, level in zip((0.25, 0.5), nested._rungs, strict=False):
+        for width, level in zip((0.25, 0.5), nested._ladder.rungs, strict=False):
             if width not in references:  # it has just left
                 cut = nested._cut(level)
                 inside = {name: nested._narrow.used(cut, name) for name in momenta}
@@ -169,7 +169,7 @@ def test_a_rung_is_compact_with_its_own_weights() -> None:
     net.load_state_dict(nested.weights(0.5), strict=False)
     small = compact(net.eval(), mask, batch(0)[0]).model
     cut = nested._cut(nested._level_for(0.5))
-    own = nested._rungs[nested._level_for(0.5)].own
+    own = nested._ladder.rungs[nested._level_for(0.5)].own
     expected, _ = nested._narrow.forward(cut, batch(0)[0], own=own)
     torch.testing.assert_close(small(batch(0)[0]), expected, rtol=1e-9, atol=1e-10)
     with project(net, mask):  # nothing is left to be masked
@@ -222,6 +222,8 @@ def test_the_ladder_can_be_chosen() -> None:
     train(net, opt, nested, 0, 5)
     assert int(nested.mask(0.75)["one.weight"].flatten(1).any(1).sum()) == 6
     assert int(nested.mask(0.5)["one.weight"].flatten(1).any(1).sum()) == 2
+    with pytest.raises(ValueError, match="differ by a hundredth"):
+        make(Plain, lowest=0.1, ladder=(0.2, 0.3, 0.3001))
     late, falling = {"parted": (0.5, 1.5)}, {"parted": (0.6, 0.3)}
     for wrong in ({"ladder": (0.05,)}, {"ladder": (1.0,)}, late, falling):
         with pytest.raises(ValueError, match="must lie in"):

@@ -1,4 +1,4 @@
-"""A network of a width that has left the shared one: it has weights of its own from then on.
+"""Widths that leave the shared network one by one, each with weights of its own from then on.
 
 Sharing lets every width grow out of a wide network; in the end it holds all of them back. A rung of
 the ladder is a narrow copy of the weights, trained on beside the whole network, which costs little:
@@ -7,24 +7,30 @@ half the channels are a quarter of the multiply-adds.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from dessilbi.optim import DessiLBI
+from dessilbi.subnet.levels import FULL, level_of
 
 from .narrow import put, taken
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from dessilbi.path import Mask
 
     from .narrow import Cut, Narrow
 
+EQUAL = 1e-9
+"""Shares that differ by less are the same."""
 _PREFIX = "own."
 _FOLLOWED = (
     "lr", "momentum", "nesterov", "weight_decay", "decoupled_weight_decay", "maximize", "foreach",
@@ -129,6 +135,70 @@ class Rung:
             buffer = state.get(f"{_PREFIX}{level}.momentum.{name}")
             if buffer is not None:
                 self._opt.state[p]["momentum_buffer"] = buffer.to(p.device, p.dtype, copy=True)
+
+
+class Ladder:
+    """Which widths leave and when, and those that have left.
+
+    Args:
+        widths: of the rungs; by default each half of the one before, down to ``lowest``.
+        parted: when the narrowest and the widest leave, as fractions of the training; the others
+            evenly between. (1, 1) if never.
+        lowest: the width of level 0.
+    """
+
+    def __init__(self, widths: Sequence[float], parted: tuple[float, float], lowest: float) -> None:
+        self.widths = tuple(sorted(set(widths or _halves(lowest))))
+        self._levels = [0, *(level_of(width, lowest) for width in self.widths[1:])]
+        if not all(lowest <= width < 1 for width in self.widths):
+            raise ValueError(f"ladder must lie in [lowest, 1), got {widths!r}")
+        if not all(one < other for one, other in pairwise([*self._levels, FULL])):
+            raise ValueError(f"ladder must have widths that differ by a hundredth, got {widths!r}")
+        self._times = np.linspace(*parted, len(self.widths))
+        self.rungs: dict[int, Rung] = {}
+        """Those that have left, by level, the narrowest first."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether all have left."""
+        return len(self.rungs) == len(self.widths)
+
+    def due(self, progress: float) -> bool:
+        """Whether the next one is to leave."""
+        return not self.complete and self._times[len(self.rungs)] <= min(progress, 1 - EQUAL)
+
+    def floor(self, width: float) -> float:
+        """The width, or that of the next rung if that is wider: others have left."""
+        return max(width, self.widths[len(self.rungs)]) if self.rungs else width
+
+    def relabelled(
+        self, levels: list[Tensor], shares: NDArray[np.float64], left: int
+    ) -> list[Tensor]:
+        """The ranking in which the first rungs have one level each, and none is between.
+
+        Args:
+            levels: by layer, the level of each group.
+            shares: by level, the width of its network.
+            left: how many rungs, at least one.
+        """
+        # The widest networks of the ranking that are no wider than a rung.
+        ends = np.searchsorted(shares, np.array(self.widths[:left]) + EQUAL, side="right")
+        table = np.maximum(np.arange(FULL + 1), self._levels[left - 1] + 1).astype(np.uint8)
+        if left == len(self.widths):
+            table[:] = FULL
+        for end, level in zip(ends[::-1], self._levels[:left][::-1], strict=True):
+            table[: max(end, 1)] = level
+        return [torch.from_numpy(table).to(level.device)[level.long()] for level in levels]
+
+    @property
+    def next_level(self) -> int:
+        """The level of the rung that leaves next."""
+        return self._levels[len(self.rungs)]
+
+
+def _halves(lowest: float) -> list[float]:
+    """1/2, 1/4, ... as far as the lowest width allows."""
+    return [0.5**k for k in range(1, int(EQUAL - np.log2(lowest)) + 1)] or [lowest]
 
 
 def rungs_of(state: Mapping[str, Tensor]) -> list[int]:

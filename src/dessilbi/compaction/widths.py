@@ -16,7 +16,7 @@ from dessilbi.subnet.levels import FULL, density_of, level_of, rank
 from dessilbi.subnet.nesting import Nesting
 from dessilbi.subnet.scores import places
 
-from .ladder import Rung, rungs_of
+from .ladder import EQUAL, Ladder, Rung, rungs_of
 from .narrow import Narrow, put, taken
 
 if TYPE_CHECKING:
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 # See Nesting: a second irrational number, so that the two networks of a step are drawn apart.
 _SECOND = 0.5698402909980532
-_EQUAL = 1e-9
-"""Shares that differ by less are the same."""
 
 
 class NestedWidths(Nesting):
@@ -121,9 +119,8 @@ class NestedWidths(Nesting):
                 raise ValueError(f"{name} must lie in [0, 1], got {value!r}")
         if not begin <= parted[0] <= parted[1] <= 1:
             raise ValueError(f"parted must lie in [begin, 1] and not fall, got {parted!r}")
-        self.ladder = tuple(sorted(ladder or _halves(lowest)))
-        if not all(lowest <= width < 1 for width in self.ladder):
-            raise ValueError(f"ladder must lie in [lowest, 1), got {ladder!r}")
+        self._ladder = Ladder(ladder, parted, lowest)
+        self.ladder = self._ladder.widths
         self.teach, self.small, self.parted = teach, small, parted
         self._model = model
         self._narrow = Narrow(model, example_input)
@@ -151,9 +148,6 @@ class NestedWidths(Nesting):
         are numbered through all layers, as in a path."""
         self._drawn: tuple[int, ...] = (FULL,)
         self._cuts: dict[int, Cut] = {}
-        self._rungs: dict[int, Rung] = {}
-        """Those that have left, by level, the narrowest first."""
-        self._rung_levels = [0, *(level_of(width, lowest) for width in self.ladder[1:])]
         self._attach()
 
     def _written_by(self, one: Coupled) -> list[tuple[int, Tensor]]:
@@ -198,7 +192,7 @@ class NestedWidths(Nesting):
         self._rank_if_due()
         self._part_if_due()
         if not any(p.grad is not None for p in self._params.values()):
-            for one in self._rungs.values():
+            for one in self._ladder.rungs.values():
                 one.forget_gradients()  # zero_grad, perhaps of a step that was given up
         self._drawn = self._widths()
         arguments = x if isinstance(x, tuple) else (x,)
@@ -209,7 +203,7 @@ class NestedWidths(Nesting):
                 value = loss(output)
                 torch.autograd.backward(value * weight)
             else:
-                rung = self._rungs.get(level)
+                rung = self._ladder.rungs.get(level)
                 cut, own = (self._cut(level), {}) if rung is None else (rung.cut, rung.own)
                 output, weights = self._narrow.forward(cut, *arguments, own=own)
                 value = loss(output)
@@ -245,8 +239,8 @@ class NestedWidths(Nesting):
         """Levels of this step's networks, the largest first."""
         if self._progress < self.begin:
             return (FULL,)
-        rungs = tuple(reversed(self._rungs))
-        if self._left == len(self.ladder):
+        rungs = tuple(reversed(self._ladder.rungs))
+        if self._ladder.complete:
             return (FULL, *rungs)
         smallest, place = self._smallest(), self._place()
         large = 1.0
@@ -266,38 +260,14 @@ class NestedWidths(Nesting):
 
     # ------------------------------------------------------------------ the ladder
 
-    @property
-    def _left(self) -> int:
-        """How many rungs have left."""
-        return len(self._rungs)
-
     def _part_if_due(self) -> None:
-        first, last = self.parted
-        while self._left < len(self.ladder):
-            share = self._left / max(len(self.ladder) - 1, 1)
-            if first >= 1 or self._progress < first + share * (last - first):
-                return
+        ladder = self._ladder
+        while ladder.due(self._progress):
             assert self._levels is not None
-            level = self._rung_levels[self._left]
             levels = self._ranking() if self._progress < self.settled else self._levels
-            self._ranked(self._by_rung(levels, self._left + 1))
-            self._rungs[level] = Rung(self._narrow, self._opt, self._cut(level))
-
-    def _by_rung(self, levels: list[Tensor], left: int) -> list[Tensor]:
-        """The ranking in which the rungs that have left have one level each."""
-        if left == 0:
-            return levels
-        # The widest networks of the ranking that are no wider than a rung.
-        ends = np.searchsorted(
-            self._shares(levels), np.array(self.ladder[:left]) + _EQUAL, side="right"
-        )
-        table = np.arange(FULL + 1, dtype=np.uint8)
-        table[:] = np.maximum(table, min(self._rung_levels[left - 1] + 1, FULL))
-        if left == len(self.ladder):
-            table[:] = FULL
-        for end, level in zip(ends[::-1], self._rung_levels[:left][::-1], strict=True):
-            table[: max(end, 1)] = level
-        return [torch.from_numpy(table).to(level.device)[level.long()] for level in levels]
+            level, left = ladder.next_level, len(ladder.rungs) + 1
+            self._ranked(ladder.relabelled(levels, self._shares(levels), left))
+            ladder.rungs[level] = Rung(self._narrow, self._opt, self._cut(level))
 
     def _shares(self, levels: list[Tensor]) -> NDArray[np.float64]:
         """By level, the width of its network."""
@@ -309,26 +279,25 @@ class NestedWidths(Nesting):
         return np.asarray(np.cumsum(weights) / weights.sum())
 
     def _smallest(self) -> float:
-        falling = super()._smallest()
-        return falling if self._left == 0 else max(falling, self.ladder[self._left])
+        return self._ladder.floor(super()._smallest())
 
     def _rank_if_due(self) -> None:
-        if self._left < len(self.ladder):
+        if not self._ladder.complete:
             super()._rank_if_due()
 
     def _after_step(self) -> None:
         if self._used:
-            for rung in self._rungs.values():
+            for rung in self._ladder.rungs.values():
                 rung.step()
         super()._after_step()
 
     def _level_for(self, density: float) -> int:
-        level = super()._level_for(density)
-        if self._left == 0 or (level > max(self._rungs) and self._left < len(self.ladder)):
+        level, rungs = super()._level_for(density), self._ladder.rungs
+        if level > max(rungs, default=-1) and not self._ladder.complete:
             return level
         assert self._levels is not None
         shares = self._shares(self._levels)
-        return max((n for n in (*self._rungs, FULL) if shares[n] <= density + _EQUAL), default=0)
+        return max((n for n in (*rungs, FULL) if shares[n] <= density + EQUAL), default=0)
 
     def weights(self, density: float) -> dict[str, Tensor]:
         """The weights of the network that :meth:`mask` has, shaped as the whole network's.
@@ -343,23 +312,24 @@ class NestedWidths(Nesting):
             name: put(taken(p.detach(), *cut.places(name)), p, *cut.places(name))
             for name, p in self._narrow.params.items()
         }
-        return shared | self._rungs[level].weights() if level in self._rungs else shared
+        rung = self._ladder.rungs.get(level)
+        return shared if rung is None else shared | rung.weights()
 
     def state_dict(self) -> dict[str, Tensor]:
         """See :meth:`Nesting.state_dict`; with the weights of the ladder."""
         found = super().state_dict()
-        for level, rung in self._rungs.items():
+        for level, rung in self._ladder.rungs.items():
             found |= rung.state_dict(level)
         return found
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Go on from :meth:`state_dict`."""
         super().load_state_dict(state)
-        self._rungs = {}
+        self._ladder.rungs = {}
         for level in rungs_of(state):
             rung = Rung(self._narrow, self._opt, self._cut(level))
             rung.load_state_dict(level, state)
-            self._rungs[level] = rung
+            self._ladder.rungs[level] = rung
 
     # ------------------------------------------------------------------ the ranking
 
@@ -373,7 +343,7 @@ class NestedWidths(Nesting):
             places(torch.stack([sizes[i][rows].square().sum(1) for i, rows in writers]).sum(0))
             for writers in cut
         ]
-        if self._rungs:  # their channels come first for good
+        if self._ladder.rungs:  # their channels come first for good
             scores = [
                 places(score + self._rungs_with(*writers[0]))
                 for score, writers in zip(scores, cut, strict=True)
@@ -382,13 +352,14 @@ class NestedWidths(Nesting):
         for writers, level in zip(cut, ranked, strict=True):
             for i, rows in writers:
                 levels[i][rows] = level[:, None]
-        return self._by_rung(levels, self._left)
+        left = len(self._ladder.rungs)
+        return self._ladder.relabelled(levels, self._shares(levels), left) if left else levels
 
     def _rungs_with(self, layer: int, rows: Tensor) -> Tensor:
         """How many of the rungs that have left have a channel."""
         assert self._levels is not None
         levels = self._levels[layer][rows[:, 0]]
-        return sum((levels <= rung for rung in self._rungs), torch.zeros_like(levels))
+        return sum((levels <= rung for rung in self._ladder.rungs), torch.zeros_like(levels))
 
     def _ranked(self, levels: list[Tensor]) -> None:
         super()._ranked(levels)
@@ -433,11 +404,6 @@ class NestedWidths(Nesting):
             for name, numbers in self.followers.items()
         }
         return Mask({**filters.tensors, **others})
-
-
-def _halves(lowest: float) -> list[float]:
-    """1/2, 1/4, ... as far as the lowest width allows."""
-    return [0.5**k for k in range(1, int(_EQUAL - np.log2(lowest)) + 1)] or [lowest]
 
 
 def _average(gradients: dict[str, Tensor]) -> None:
