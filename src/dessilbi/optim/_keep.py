@@ -13,34 +13,51 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def keep(
-    x: Tensor, levels: Tensor, level: int, out: Tensor, inside: Tensor | None, *, native: bool
-) -> None:
-    """``out = x where levels <= level else 0``; ``inside`` is told where.
+class Keeper:
+    """Keeps what lies up to a level of one parameter, as often as a training has steps.
 
     Args:
-        x: the weights, or their gradient.
-        levels: uint8, shaped as x.
-        level: the highest that is kept.
-        out: shaped as x; may be x itself.
-        inside: boolean, shaped as x; ``None`` if nobody wants to know.
+        levels: uint8, one number an element.
         native: by the C++ kernel if it can take these tensors, at a third of the time.
     """
-    alike = [x, out, levels] if inside is None else [x, out, levels, inside]
-    if (
-        native
-        and x.device.type == "cpu"
-        and x.dtype in (torch.float32, torch.float64)
-        and all(t.stride() == x.stride() for t in alike)
-        and layout_in_memory(x.shape, x.stride(), None) is not None
-    ):
-        lib = library()
-        run = lib.dessilbi_keep_f32 if x.dtype is torch.float32 else lib.dessilbi_keep_f64
-        told = None if inside is None else inside.data_ptr()
-        run(x.data_ptr(), levels.data_ptr(), level, out.data_ptr(), told, x.numel())
-        changed_in_place([out] if inside is None else [out, inside])
-        return
-    chosen = levels <= level
-    if inside is not None:
-        inside.copy_(chosen)
-    torch.mul(x, chosen, out=out)
+
+    def __init__(self, levels: Tensor, *, native: bool) -> None:
+        self.levels = levels
+        self.inside = torch.empty_like(levels, dtype=torch.bool)
+        """Where the last kept weights are."""
+        self._kept: Tensor | None = None
+        self._native = (
+            native
+            and levels.device.type == "cpu"
+            and layout_in_memory(levels.shape, levels.stride(), None) is not None
+        )
+        self._stride, self._numel = levels.stride(), levels.numel()
+        self._levels_at, self._inside_at = levels.data_ptr(), self.inside.data_ptr()
+
+    def weights(self, x: Tensor, level: int) -> Tensor:
+        """``x where levels <= level else 0``, in memory that the next call uses again."""
+        if self._kept is None or self._kept.dtype is not x.dtype:
+            self._kept = torch.empty_like(self.levels, dtype=x.dtype)
+        if not self._by_kernel(x, level, self._kept, self._inside_at):
+            torch.le(self.levels, level, out=self.inside)
+            torch.mul(x, self.inside, out=self._kept)
+        return self._kept
+
+    def gradient(self, x: Tensor, level: int) -> None:
+        """The same in place."""
+        if self._by_kernel(x, level, x, None):
+            changed_in_place([x])
+        else:
+            x.mul_(self.levels <= level)
+
+    def _by_kernel(self, x: Tensor, level: int, out: Tensor, inside: int | None) -> bool:
+        if not self._native or x.stride() != self._stride or x.device.type != "cpu":
+            return False
+        if x.dtype is torch.float32:
+            run = library().dessilbi_keep_f32
+        elif x.dtype is torch.float64:
+            run = library().dessilbi_keep_f64
+        else:
+            return False
+        run(x.data_ptr(), self._levels_at, level, out.data_ptr(), inside, self._numel)
+        return True

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from dessilbi.optim._keep import keep
+from dessilbi.optim._keep import Keeper
 
 from .levels import FULL, density_of, level_of
 from .nesting import Nesting
@@ -94,13 +94,10 @@ class NestedTraining(Nesting):
         self._norms = [
             m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats
         ]
-        self._masked = {name: torch.empty_like(p) for name, p in self._params.items()}
-        self._moves = {n: torch.empty_like(p, dtype=torch.bool) for n, p in self._params.items()}
-        self._by_weight = {
-            name: torch.empty_like(p, dtype=torch.uint8) for name, p in self._params.items()
-        }
         self._native = any(group["fused"] for group in opt.param_groups)
         self._level = FULL
+        self._keepers: list[tuple[Tensor, Keeper]] = []
+        self._moves: dict[Tensor, Tensor] = {}
         self._dense: list[tuple[Tensor, Tensor]] = []
         self._resting: list[tuple[_BatchNorm, float | None, Tensor]] = []
         """BatchNorm layers that remember nothing now: their momentum and number of batches."""
@@ -147,19 +144,22 @@ class NestedTraining(Nesting):
             norm.get_buffer("num_batches_tracked").copy_(batches)
         self._dense, self._resting = [], []
         if kind is None and masked:
-            for name, p in self._params.items():
+            for p, keeper in self._keepers:
                 if p.grad is not None:  # what was not there has no gradient, for clipping as well
-                    levels, level = self._by_weight[name], self._level
-                    keep(p.grad, levels, level, out=p.grad, inside=None, native=self._native)
-            self._opt.restrict({self._params[name]: w for name, w in self._moves.items()})
+                    keeper.gradient(p.grad, self._level)
+            self._opt.restrict(self._moves)
 
     def _ranked(self, levels: list[Tensor]) -> None:
         super()._ranked(levels)
+        self._keepers = []
         for layer, level in zip(self._layers, levels, strict=True):
-            if layer.group_dim is None:
-                self._by_weight[layer.name] = level
-            else:
-                self._by_weight[layer.name].copy_(layer.expand(level))
+            p = self._params[layer.name]
+            by_weight = level
+            if layer.group_dim is not None:
+                by_weight = torch.empty_like(p, dtype=torch.uint8, requires_grad=False)
+                by_weight.copy_(layer.expand(level))
+            self._keepers.append((p, Keeper(by_weight, native=self._native)))
+        self._moves = {p: keeper.inside for p, keeper in self._keepers}
 
     @property
     def budget(self) -> float:
@@ -178,13 +178,11 @@ class NestedTraining(Nesting):
         largest = self.highest if self._progress >= self.descended else 1.0
         return level_of(largest * (smallest / largest) ** place, self.lowest)
 
-    @torch.no_grad()
     def _put_in_place(self) -> None:
-        for name, p in self._params.items():
-            levels, masked, moves = self._by_weight[name], self._masked[name], self._moves[name]
-            keep(p.data, levels, self._level, out=masked, inside=moves, native=self._native)
-            self._dense.append((p, p.data))
-            p.data = masked
+        for p, keeper in self._keepers:
+            dense = p.data
+            self._dense.append((p, dense))
+            p.data = keeper.weights(dense, self._level)
         if self.full > 0:  # else nothing would teach BatchNorm any statistics
             for norm in self._norms:
                 # A cumulative average, momentum=None, divides by the number of batches.
