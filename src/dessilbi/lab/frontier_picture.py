@@ -24,6 +24,7 @@ def draw(curves: Sequence[Curve], file: Path, title: str, axes: Sequence[str] = 
     """Write a picture of the curves; the suffix decides whether PNG, SVG or PDF."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     chosen = [axis for axis in _AXES if not axes or axis[0] in axes]
     figure = Figure(figsize=(1 + 4.6 * len(chosen), 4.4), layout="constrained")
@@ -39,15 +40,22 @@ def draw(curves: Sequence[Curve], file: Path, title: str, axes: Sequence[str] = 
             panel.fill_between(sizes, low, high, color=colour, alpha=0.15, linewidth=0)
             panel.plot(sizes, middle, color=colour, marker=mark, markersize=4, label=_label(curve))
         panel.set_xscale("log")
+        panel.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=12))
+        panel.xaxis.set_major_formatter(FuncFormatter(lambda size, _: f"{size:g}"))
+        panel.xaxis.set_minor_locator(NullLocator())
         panel.set_xlabel(label)
         panel.grid(visible=True, which="major", alpha=0.3)
         panel.spines[["top", "right"]].set_visible(False)
-    worst = min(curve.spread(k)[1] for curve in curves for k in range(len(curve.points)))
     best = max(curve.spread(k)[2] for curve in curves for k in range(len(curve.points)))
-    # A curve that falls to chance would press the others into a line.
-    panels[0].set_ylim(max(worst - 0.5, best - 12), best + 0.4)
+    worst, first = (
+        min(curve.spread(k)[1] for curve in some for k in range(len(curve.points)))
+        for some in (curves, curves[:1])
+    )
+    # A curve that falls to chance would press the others into a line; the first is shown whole.
+    panels[0].set_ylim(max(worst, min(best - 12, first - 4)) - 0.5, best + 0.4)
     panels[0].set_ylabel(f"accuracy, % ({curves[0].judged_on} images)")
-    panels[-1].legend(frameon=False, loc="lower right", fontsize=9)
+    handles, names = panels[0].get_legend_handles_labels()
+    figure.legend(handles, names, frameon=False, loc="outside lower left", ncols=4, fontsize=9)
     figure.suptitle(title, x=0.01, ha="left", fontsize=11)
     figure.savefig(file, dpi=150)
 
