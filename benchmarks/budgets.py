@@ -63,7 +63,7 @@ CIFAR = with_held_out(vgg_4_cifar10_nested(), validation=5_000, images=10_000)
 TASKS: dict[str, tuple[Config, tuple[float, ...]]] = {
     "fashion": (FASHION, WEIGHTS),
     "fashion-cosine": (FASHION_COSINE, WEIGHTS),
-    "mnist": (MNIST, (0.005, 0.02, 0.1)),
+    "mnist": (MNIST, WEIGHTS),
     "cifar": (CIFAR, FILTERS),
 }
 PLAIN = OptimizerConfig(momentum=0.9, weight_decay=1e-4, nu=10.0, lambd=0.3)
