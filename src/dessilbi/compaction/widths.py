@@ -72,8 +72,8 @@ class NestedWidths(Nesting):
         begin: when widths begin to fall, as a fraction of the training.
         descended: when they reach ``lowest``.
         settled: when the ranking is fixed.
-        full: fraction of steps whose large network is the whole one.
-        small: fraction of steps that train a small network as well.
+        full: fraction of steps whose large network is the whole one, while widths share.
+        small: fraction of steps that train a small network as well, while widths share.
         parted: when the first and the last width of the ladder part from the whole network, the
             narrowest first; (1, 1) if never: then there is a network for every width, and all
             share (and ``full=0.5, descended=0.5`` are better).
