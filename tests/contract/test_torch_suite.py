@@ -110,14 +110,15 @@ def test_errors(error: ErrorOptimizerInput) -> None:
         DessiLBI(params, **given.kwargs)
 
 
-def _goes_right_direction(
+def _losses(
     weight: Tensor,
     bias: Tensor,
     options: dict[str, Any],
     maximize: bool,
     schedulers: Schedulers,
     steps: int = 20,
-) -> None:
+) -> tuple[float, float]:
+    """Before and after some steps."""
     weight, bias = nn.Parameter(weight), nn.Parameter(bias)
     x = torch.randn(5, generator=torch.Generator().manual_seed(2))
     opt = DessiLBI([weight, bias], **{"lr": 1e-3, "nu": 1000.0, **options, "maximize": maximize})
@@ -139,8 +140,7 @@ def _goes_right_direction(
                 schedule.step(loss)
             else:
                 schedule.step()
-    final = closure().item()
-    assert final > initial if maximize else final < initial
+    return initial, closure().item()
 
 
 @pytest.mark.parametrize("schedulers", SCHEDULERS, ids=["fixed", "scheduled"])
@@ -158,7 +158,8 @@ def test_goes_right_direction(
             weight, bias = torch.randn(10, 5), torch.randn(10)
         else:
             weight, bias = torch.randn(10, 5, 2)[..., 0], torch.randn(10, 2)[..., 0]
-        _goes_right_direction(weight, bias, kwargs, maximize, schedulers)
+        initial, final = _losses(weight, bias, kwargs, maximize, schedulers)
+        assert final > initial if maximize else final < initial
 
 
 def test_param_groups_lr() -> None:
