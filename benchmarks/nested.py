@@ -3,7 +3,7 @@
     python benchmarks/nested.py [--rounds 15] [--networks lenet-300-100,lenet-5,vgg-4,resnet-20]
                                 [--batch 128]
 
-Nested by weight (or filter), and by width: two and more networks a step, each at its own size. By
+Nested by weight (or filter), and by width: two and more networks a step, each at its own cost. By
 weight the steps are those after the fall of the budgets, by width those of a whole short training.
 
 One thread. Blocks of steps (forward, backward, fused optimizer; a ranking every hundred) take
@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -53,26 +52,25 @@ def blocks(network: str, kind: str, images: int) -> Callable[[], float]:
     opt = DessiLBI(groups, lr=0.01, nu=100, lambd=0.03, momentum=0.9, fused=True)
     x = torch.randn(images, channels, side, side).contiguous(memory_format=torch.channels_last)
     loss = partial(cross_entropy, target=torch.randint(10, (images,)))
-    around: Any = nullcontext()
+    nested: NestedTraining | NestedWidths | None = None
     if kind == "nested":
-        around = NestedTraining(model, opt, 10**9, **FROM_THE_START)
+        nested = NestedTraining(model, opt, 10**9, highest=0.3, **FROM_THE_START)
     if kind == "widths":
         steps = WHOLE_TRAINING
 
     def block() -> float:
-        widths = NestedWidths(model, opt, steps, x) if kind == "widths" else None
+        now = NestedWidths(model, opt, steps, x) if kind == "widths" else nested
         start = time.process_time()
         for _ in range(steps):
             opt.zero_grad()
-            if widths is not None:
-                widths.backward(x, loss)
+            if now is not None:
+                now.backward(x, loss)
             else:
-                with around:
-                    torch.autograd.backward(loss(model(x)))
+                torch.autograd.backward(loss(model(x)))
             opt.step()
         taken = time.process_time() - start
-        if widths is not None:
-            widths.close()
+        if isinstance(now, NestedWidths):
+            now.close()
         return taken / steps
 
     return block

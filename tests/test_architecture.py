@@ -20,7 +20,8 @@ ROOMS: dict[str, set[str]] = {
     "optim": set(),
     "theory": {"optim"},
     "path": {"optim"},
-    "subnet": {"path"},
+    "lean": {"optim"},
+    "subnet": {"path", "lean"},
     # Not `compact`: that is the name of its function, which `from dessilbi import compact` gives.
     "compaction": {"subnet"},
     "lab": {"theory", "compaction"},

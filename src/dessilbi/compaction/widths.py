@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch.nn.functional import kl_div, log_softmax, softmax
 from torch.nn.parallel import DistributedDataParallel
 
 from dessilbi.path import Mask
 from dessilbi.path.layers import make_layers
 from dessilbi.subnet.levels import FULL, density_of, level_of, rank
-from dessilbi.subnet.nesting import Nesting
+from dessilbi.subnet.nesting import SECOND, Nesting
+from dessilbi.subnet.passes import average_over_processes
 from dessilbi.subnet.scores import places
 
 from .ladder import EQUAL, Ladder, Rung, rungs_of
@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 
     from .coupling import Coupled
     from .narrow import Cut
-
-# See Nesting: a second irrational number, so that the two networks of a step are drawn apart.
-_SECOND = 0.5698402909980532
 
 
 class NestedWidths(Nesting):
@@ -211,7 +208,7 @@ class NestedWidths(Nesting):
                 found = torch.autograd.grad(taught * weight, [*weights.values()], allow_unused=True)
                 gradients = {n: g for n, g in zip(weights, found, strict=True) if g is not None}
                 if isinstance(net, DistributedDataParallel):
-                    _average(gradients)
+                    average_over_processes(gradients)
                 if rung is not None:
                     rung.add_gradients({n: gradients.pop(n) for n in own if n in gradients})
                 self._narrow.add_gradients(cut, gradients)
@@ -247,7 +244,7 @@ class NestedWidths(Nesting):
         if place >= self.full:  # the upper half of the widths, in their logarithm
             large = smallest ** (0.5 * (place - self.full) / (1 - self.full))
         widths = [large]
-        second = self._place(_SECOND)
+        second = self._place(SECOND)
         if second < self.small:  # the lower half
             widths.append(smallest ** (1 - 0.5 * second / self.small))
         levels = {level_of(width, self.lowest) for width in widths}
@@ -404,13 +401,3 @@ class NestedWidths(Nesting):
             for name, numbers in self.followers.items()
         }
         return Mask({**filters.tensors, **others})
-
-
-def _average(gradients: dict[str, Tensor]) -> None:
-    """Over all processes, as DistributedDataParallel does for the whole network."""
-    flat = torch.cat([g.flatten() for g in gradients.values()])
-    dist.all_reduce(flat)
-    flat /= dist.get_world_size()
-    parts = torch.split(flat, [g.numel() for g in gradients.values()])
-    for (name, g), part in zip(list(gradients.items()), parts, strict=True):
-        gradients[name] = part.view(g.shape)

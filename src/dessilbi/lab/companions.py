@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -100,12 +99,11 @@ class Companions:
             loss: what to make of an output.
             weight: factor of the gradients.
         """
-        if isinstance(self.nested, NestedWidths):
+        if self.nested is not None:
             return self.nested.backward(x, loss, net=net, weight=weight)
-        with nullcontext() if self.nested is None else self.nested:
-            output = net(x)
-            value = loss(output)
-            torch.autograd.backward(value if weight == 1 else value * weight)
+        output = net(x)
+        value = loss(output)
+        torch.autograd.backward(value if weight == 1 else value * weight)
         return output, value
 
     @property

@@ -171,7 +171,7 @@ class NestedConfig:
     """Whole channels, two networks a step, each at its own cost. highest, tilt, uniform do not
     apply."""
     small: float = 1.0
-    """With widths: fraction of steps that train a small network beside the large one."""
+    """Fraction of steps that train a small network beside the large one."""
     parted: tuple[float, float] = (0.3, 0.6)
     """With widths: when the narrowest and the widest of the ladder get weights of their own; 1 1
     never, all share."""
@@ -182,7 +182,7 @@ class NestedConfig:
 
 
 BY_WEIGHT = ("highest", "tilt", "uniform")
-BY_WIDTH = ("widths", "small", "parted", "ladder", "teach")
+BY_WIDTH = ("widths", "parted", "ladder", "teach")
 """Options of nested training that only one of its ways has."""
 
 

@@ -1,4 +1,4 @@
-"""Build and load the C++ kernel of the fused step: two seconds on first use, then cached.
+"""Build and load a C++ kernel: two seconds on first use, then cached.
 
 A plain C interface and no torch headers, so that any C++17 compiler does it quickly and one build
 serves every version of torch. torch.compile needs the same compiler on CPU, takes longer and gives
@@ -21,7 +21,6 @@ from pathlib import Path
 
 from dessilbi._disk import cache_dir
 
-SOURCE = Path(__file__).with_name("_kernel.cpp")
 FLAGS = ("-std=c++17", "-O3", "-fopenmp-simd", "-fno-math-errno", "-shared", "-fPIC", "-pthread")
 
 
@@ -31,13 +30,32 @@ class KernelBuildError(RuntimeError):
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The loaded kernel; built on the first call on this machine."""
+    """The kernel of the fused step."""
+    lib = load_kernel(Path(__file__).with_name("_kernel.cpp"))
+    for function in (lib.dessilbi_step_f32, lib.dessilbi_step_f64):
+        function.restype = None
+        function.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64]
+    for function in (lib.dessilbi_keep_f32, lib.dessilbi_keep_f64):
+        pointer, integer = ctypes.c_void_p, ctypes.c_int64
+        function.restype = None
+        function.argtypes = [pointer, pointer, integer, pointer, pointer, integer]
+    return lib
+
+
+def load_kernel(source: Path, *flags: str) -> ctypes.CDLL:
+    """The library made of a source file; built on the first call on this machine.
+
+    Args:
+        source: C++ with a plain C interface.
+        flags: for the compiler, beside :data:`FLAGS`.
+    """
     compiler = _compiler()
     tuned = "-mcpu=native" if platform.machine() in {"arm64", "aarch64"} else "-march=native"
-    command = [*compiler, *FLAGS, tuned]
+    command = [*compiler, *FLAGS, *flags, tuned, str(source)]
     # A home directory may be shared by machines with different processors and compilers.
-    key = "\n".join([SOURCE.read_text(), *command, _output([*compiler, "--version"]), _processor()])
-    name = f"step-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
+    version = _output([*compiler, "--version"])
+    key = "\n".join([source.read_text(), *command[:-1], version, _processor()])
+    name = f"{source.stem}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
     with contextlib.suppress(OSError):
         return _load(cache_dir("kernels") / name, command)
     # Built for this process alone: in a folder that all users share, whoever knows its name could
@@ -54,18 +72,10 @@ def library() -> ctypes.CDLL:
 
 def _load(path: Path, command: list[str]) -> ctypes.CDLL:
     try:
-        lib = ctypes.CDLL(str(path))
+        return ctypes.CDLL(str(path))
     except OSError:  # not there yet, or damaged
         _build(path, command)
-        lib = ctypes.CDLL(str(path))
-    for function in (lib.dessilbi_step_f32, lib.dessilbi_step_f64):
-        function.restype = None
-        function.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64]
-    for function in (lib.dessilbi_keep_f32, lib.dessilbi_keep_f64):
-        pointer, integer = ctypes.c_void_p, ctypes.c_int64
-        function.restype = None
-        function.argtypes = [pointer, pointer, integer, pointer, pointer, integer]
-    return lib
+        return ctypes.CDLL(str(path))
 
 
 def _build(path: Path, command: list[str]) -> None:
@@ -73,7 +83,7 @@ def _build(path: Path, command: list[str]) -> None:
     # Several processes may build at once: each writes its own file, the rename is atomic.
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         built = Path(scratch) / path.name
-        _output([*command, str(SOURCE), "-o", str(built)])
+        _output([*command, "-o", str(built)])
         built.replace(path)
 
 

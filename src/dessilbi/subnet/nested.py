@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
 
 from dessilbi.optim._keep import Keeper
 
 from .levels import FULL, density_of, level_of
-from .nesting import Nesting
+from .nesting import SECOND, Nesting
+from .passes import SubnetPasses, side_by_side
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor, nn
 
     from dessilbi.optim import DessiLBI
+
+SPARSE = 0.2
+"""Up to this density a subnetwork runs by kernels that skip what is not there, if there are any."""
 
 
 class NestedTraining(Nesting):
@@ -30,6 +38,12 @@ class NestedTraining(Nesting):
     pruning, and stays at ``lowest``. Between it and ``highest`` budgets are spread evenly in their
     logarithm, large and small ones in turn. Groups are ranked by the size of their weights, anew
     every so often until the ranking settles.
+
+    ``with nested:`` around forward and backward pass trains one budget a step. :meth:`backward`
+    makes the passes itself and trains two, once ``lowest`` is reached: one from the upper half of
+    the budgets and a small one from the lower half (in their logarithm; the middle of 0.004 and 0.3
+    is 0.035). On a CPU with a C++ compiler subnetworks cost about what their weights do, so that
+    two cost little more than one plain step; elsewhere the small one costs a pass of its own.
 
     Budgets count weights with a twin; what has none (by default biases and BatchNorm; a classifier
     that :func:`split_parameters` excludes) belongs to every subnetwork. A layer is ranked by
@@ -48,6 +62,8 @@ class NestedTraining(Nesting):
         descended: when they reach ``lowest``.
         settled: when the ranking is fixed.
         full: fraction of steps that train the whole network, beside the drawn ones.
+        small: fraction of steps in which :meth:`backward` trains a small budget beside the large
+            one; 0 draws one from all of them, as ``with nested:`` does.
         tilt: above 1, large budgets are drawn more often than small ones, below 1 less often; at 1
             they are spread evenly in their logarithm.
         refresh: steps between two rankings.
@@ -63,8 +79,7 @@ class NestedTraining(Nesting):
         >>> nested = NestedTraining(model, opt, steps=epochs * len(loader))
         >>> for x, y in loader:
         ...     opt.zero_grad()
-        ...     with nested:
-        ...         cross_entropy(model(x), y).backward()
+        ...     nested.backward(x, lambda output: cross_entropy(output, y))
         ...     opt.step()
     """
 
@@ -80,6 +95,7 @@ class NestedTraining(Nesting):
         descended: float = 0.25,
         settled: float = 0.6,
         full: float = 0.05,
+        small: float = 1.0,
         tilt: float = 1.0,
         refresh: int = 100,
         floor: int = 1,
@@ -91,12 +107,17 @@ class NestedTraining(Nesting):
             settled=settled, full=full, tilt=tilt, refresh=refresh, floor=floor, uniform=uniform,
             seed=seed,
         )  # fmt: skip
+        if not 0 <= small <= 1:
+            raise ValueError(f"small must lie in [0, 1], got {small!r}")
+        self.small = small
+        self._model = model
         self._norms = [
             m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats
         ]
         self._native = any(group["fused"] for group in opt.param_groups)
-        self._level = FULL
-        self._keepers: list[tuple[Tensor, Keeper]] = []
+        self._levels_drawn: tuple[int, ...] = (FULL,)
+        self._keepers: dict[Tensor, Keeper] = {}
+        self._passes = SubnetPasses(model, {}, FULL)
         self._moves: dict[Tensor, Tensor] = {}
         self._dense: list[tuple[Tensor, Tensor]] = []
         self._resting: list[tuple[_BatchNorm, float | None, Tensor]] = []
@@ -124,18 +145,91 @@ class NestedTraining(Nesting):
             )
 
     def __enter__(self) -> NestedTraining:
+        self._begin_step()
+        self._levels_drawn = (self._drawn(),)
+        self._enter(self._levels_drawn[0])
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self._leave(self._levels_drawn[0], done=kind is None)
+
+    def backward(
+        self,
+        x: Any,
+        loss: Callable[[Any], Tensor],
+        *,
+        net: nn.Module | None = None,
+        weight: float = 1.0,
+    ) -> tuple[Any, Tensor]:
+        """Forward and backward pass of this step's networks; gradients are added up.
+
+        Args:
+            x: the batch, or a tuple of arguments.
+            loss: what to make of an output.
+            net: the network as it is to be called, if it is wrapped (DistributedDataParallel).
+            weight: factor of all gradients.
+
+        Returns:
+            Output and loss of the largest network.
+        """
+        self._begin_step()
+        self._levels_drawn = self._two_drawn()
+        arguments = x if isinstance(x, tuple) else (x,)
+        net = self._model if net is None else net
+        close = arguments
+        if any(self._passes.skips(level) for level in self._levels_drawn):
+            close = side_by_side(arguments)
+        large, *small = self._levels_drawn
+        # The large one last: it says what moves.
+        for level in small:
+            self._apart(level, close, loss, net, weight)
+        if self._passes.skips(large):
+            return self._apart(large, close, loss, net, weight)
+        done = False
+        self._enter(large)
+        try:
+            output = net(*arguments)
+            value = loss(output)
+            torch.autograd.backward(value * weight)
+            done = True
+        finally:
+            self._leave(large, done=done)
+        return output.detach(), value.detach()
+
+    def _apart(
+        self,
+        level: int,
+        arguments: tuple[Any, ...],
+        loss: Callable[[Any], Tensor],
+        net: nn.Module,
+        weight: float,
+    ) -> tuple[Any, Tensor]:
+        average = isinstance(net, DistributedDataParallel)
+        self._enter(level)
+        try:
+            output, value, add = self._passes.backward(
+                level, arguments, loss, weight, average=average
+            )
+        finally:
+            self._leave(level, done=False)
+        add()
+        self._opt.restrict(self._moves)
+        return output, value
+
+    def _begin_step(self) -> None:
         if self._open:
             raise RuntimeError(
                 "the subnetwork of this step is in place already; do not nest `with`"
             )
-        self._open = self._used = True
+        self._used = True
         self._rank_if_due()
-        self._level = self._drawn()
-        if self._level < FULL:
-            self._put_in_place()
-        return self
 
-    def __exit__(self, kind: object, *_: object) -> None:
+    def _enter(self, level: int) -> None:
+        self._open = True
+        if level < FULL:
+            self._put_in_place(level)
+
+    def _leave(self, level: int, *, done: bool) -> None:
         self._open, masked = False, bool(self._dense)
         for p, dense in self._dense:
             p.data = dense
@@ -143,46 +237,68 @@ class NestedTraining(Nesting):
             norm.momentum = momentum
             norm.get_buffer("num_batches_tracked").copy_(batches)
         self._dense, self._resting = [], []
-        if kind is None and masked:
-            for p, keeper in self._keepers:
+        if done and masked:
+            for p, keeper in self._keepers.items():
                 if p.grad is not None:  # what was not there has no gradient, for clipping as well
-                    keeper.gradient(p.grad, self._level)
-            self._opt.restrict(self._moves)
+                    keeper.gradient(p.grad, level)
+        if done:
+            self._opt.restrict(self._moves if masked else {})
 
     def _ranked(self, levels: list[Tensor]) -> None:
         super()._ranked(levels)
-        self._keepers = []
+        self._keepers = {}
         for layer, level in zip(self._layers, levels, strict=True):
             p = self._params[layer.name]
             by_weight = level
             if layer.group_dim is not None:
                 by_weight = torch.empty_like(p, dtype=torch.uint8, requires_grad=False)
                 by_weight.copy_(layer.expand(level))
-            self._keepers.append((p, Keeper(by_weight, native=self._native)))
-        self._moves = {p: keeper.inside for p, keeper in self._keepers}
+            self._keepers[p] = Keeper(by_weight, native=self._native)
+        self._moves = {p: keeper.inside for p, keeper in self._keepers.items()}
+        few = level_of(SPARSE, self.lowest)
+        self._passes = SubnetPasses(self._model, self._keepers, few)
 
     @property
     def budget(self) -> float:
-        """The density that the last step under way was drawn at; 1 is the whole network."""
-        return density_of(self._level, self.lowest)
+        """The density that the last step was drawn at, its largest; 1 is the whole network."""
+        return self.budgets[0]
+
+    @property
+    def budgets(self) -> tuple[float, ...]:
+        """The densities of the last step's networks, the largest first."""
+        return tuple(density_of(level, self.lowest) for level in self._levels_drawn)
 
     def _drawn(self) -> int:
         """The level of this step, a function of seed and step alone."""
+        return self._between(self._smallest())
+
+    def _two_drawn(self) -> tuple[int, ...]:
+        """The levels of this step, the largest first."""
+        if self.small == 0 or self._progress < self.descended:
+            return (self._drawn(),)
+        middle = math.sqrt(self.lowest * self.highest)
+        large, second = self._between(middle), self._place(SECOND)
+        if second >= self.small:
+            return (large,)
+        small = level_of(middle * (self.lowest / middle) ** (second / self.small), self.lowest)
+        return (large,) if small == large else (large, small)
+
+    def _between(self, smallest: float) -> int:
+        """A level from the largest budget down to a smallest."""
         if self._progress < self.begin:
             return FULL
         place = self._place()
         if place < self.full:
             return FULL
         place = ((place - self.full) / (1 - self.full)) ** self.tilt
-        smallest = self._smallest()
         largest = self.highest if self._progress >= self.descended else 1.0
         return level_of(largest * (smallest / largest) ** place, self.lowest)
 
-    def _put_in_place(self) -> None:
-        for p, keeper in self._keepers:
+    def _put_in_place(self, level: int) -> None:
+        for p, keeper in self._keepers.items():
             dense = p.data
             self._dense.append((p, dense))
-            p.data = keeper.weights(dense, self._level)
+            p.data = keeper.weights(dense, level)
         if self.full > 0:  # else nothing would teach BatchNorm any statistics
             for norm in self._norms:
                 # A cumulative average, momentum=None, divides by the number of batches.

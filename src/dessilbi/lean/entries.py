@@ -1,0 +1,169 @@
+"""Which weights of a layer there are, and what each of them reads.
+
+A convolution by entries: an output is the sum of entries, each a value times the input some pixels
+on. Its gradient by the input is of the same kind, with inputs and outputs exchanged and the window
+turned round.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_LEVELS = 256
+
+Shape = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True)
+class Lists:
+    """Entries by row, as the kernel takes them."""
+
+    first: Tensor
+    """Where each row begins; int64."""
+    count: Tensor
+    """How many entries of each row there are; int64."""
+    pixels: Tensor
+    """What an entry reads: pixels from the beginning of a padded image; int32."""
+    shared: bool
+    """Whether all rows have the same pixels, which then are there once."""
+    values: int
+    """Values of all rows, those that are not there now included."""
+
+
+class Dense:
+    """All weights of a layer; their values are the weight itself.
+
+    Args:
+        shape: outputs, inputs, height and width of the window.
+    """
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+        self._known: dict[tuple[int, int, bool], Lists] = {}
+
+    def lists(self, height: int, width: int, *, turned: bool = False) -> Lists:
+        """The entries over images of a padded size.
+
+        Args:
+            height: of the padded image.
+            width: of the padded image.
+            turned: by input, as the gradient needs them.
+        """
+        key = (height, width, turned)
+        if key not in self._known:
+            outputs, inputs, *window = self.shape
+            rows, read = (inputs, outputs) if turned else (outputs, inputs)
+            places = (torch.arange(n) for n in (read, *window))
+            channel, i, j = torch.meshgrid(*places, indexing="ij")
+            pixels = ((channel * height + i) * width + j).flatten().int()
+            count = torch.full((rows,), len(pixels))
+            first = torch.arange(rows) * len(pixels)
+            self._known[key] = Lists(first, count, pixels, shared=True, values=rows * len(pixels))
+        return self._known[key]
+
+    def turned(self, values: Tensor) -> Tensor:
+        """Values in the order of the turned lists."""
+        return values.view(self.shape).transpose(0, 1).flip(2, 3).contiguous()
+
+
+class Ranked:
+    """The weights of a layer that are there at small budgets, by level.
+
+    In each row the lower levels come first, so that what is there at a level is the beginning of
+    every row: choosing one takes no longer than there are rows.
+
+    Args:
+        levels: uint8, shaped as the weight of a linear layer or a convolution.
+        highest: the last level that is wanted.
+    """
+
+    def __init__(self, levels: Tensor, highest: int) -> None:
+        outputs, inputs = levels.shape[:2]
+        height, width = (*levels.shape[2:], 1, 1)[:2]
+        self.shape = (outputs, inputs, height, width)
+        flat = levels.flatten()
+        index = (flat <= highest).nonzero().flatten()
+        output = index // (inputs * height * width)
+        order = _by_row_and_level(output, flat[index])
+        self.index = index[order]
+        """Their places in the flat weight, in the order of the values."""
+        self._level = flat[self.index]
+        self._by_output = _Rows(output[order], self._level, outputs)
+        self._known: dict[tuple[int, int, bool], Tensor] = {}
+
+    @cached_property
+    def _places(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Output, input, row and column of every entry."""
+        _, inputs, height, width = self.shape
+        rest = self.index // width
+        channel = rest // height
+        return channel // inputs, channel % inputs, rest % height, self.index % width
+
+    @cached_property
+    def turned_order(self) -> Tensor:
+        """The entries by input."""
+        return _by_row_and_level(self._places[1], self._level)
+
+    @cached_property
+    def _by_input(self) -> _Rows:
+        order = self.turned_order
+        return _Rows(self._places[1][order], self._level[order], self.shape[1])
+
+    def rows(self, *, turned: bool) -> _Rows:
+        """Where outputs, or inputs, begin and end."""
+        return self._by_input if turned else self._by_output
+
+    def pixels(self, height: int, width: int, *, turned: bool) -> Tensor:
+        """What the entries read of images of a padded size."""
+        key = (height, width, turned)
+        if key not in self._known:
+            writes, reads, i, j = self._places
+            if turned:
+                reads, i, j = writes, self.shape[2] - 1 - i, self.shape[3] - 1 - j
+            pixels = ((reads * height + i) * width + j).int()
+            self._known[key] = pixels[self.turned_order] if turned else pixels
+        return self._known[key]
+
+    def at(self, level: int) -> Sparse:
+        """Those that are there at a level."""
+        return Sparse(self, level)
+
+
+class Sparse:
+    """The weights of a layer up to a level; values are in the order of the ranking's index."""
+
+    def __init__(self, ranked: Ranked, level: int) -> None:
+        self.shape = ranked.shape
+        self._ranked, self._level = ranked, level
+
+    def lists(self, height: int, width: int, *, turned: bool = False) -> Lists:
+        """See :meth:`Dense.lists`."""
+        rows = self._ranked.rows(turned=turned)
+        pixels = self._ranked.pixels(height, width, turned=turned)
+        return Lists(rows.first, rows.up_to[self._level], pixels, False, len(pixels))
+
+    def turned(self, values: Tensor) -> Tensor:
+        """Values in the order of the turned lists."""
+        return values[self._ranked.turned_order]
+
+
+class _Rows:
+    """Entries that are sorted by row and level."""
+
+    def __init__(self, row: Tensor, level: Tensor, rows: int) -> None:
+        found = torch.bincount(row * _LEVELS + level, minlength=rows * _LEVELS).view(rows, _LEVELS)
+        self.up_to = found.cumsum(1).t().contiguous()
+        """By level and row, how many there are."""
+        total = self.up_to[-1]
+        self.first = total.cumsum(0) - total
+
+
+def _by_row_and_level(row: Tensor, level: Tensor) -> Tensor:
+    return torch.argsort(row * _LEVELS + level, stable=True)
