@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import itertools
 import os
 import subprocess
@@ -15,8 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div, log_softmax, softmax
 
+from compilers import needs_compiler
 from dessilbi import DessiLBI, NestedWidths, PathRecorder, SolutionPath, project, split_parameters
 from dessilbi.compaction import CompactError, compact
+from dessilbi.compaction import narrow as narrow_module
 from dessilbi.compaction.narrow import Narrow
 from dessilbi.path import Mask
 from dessilbi.subnet.levels import density_of, level_of
@@ -361,8 +364,9 @@ class Strided(nn.Module):
 )
 @pytest.mark.parametrize("channels", [1, 3])
 def test_narrow_passes_that_need_it_are_given_channels_first(
-    kernel: int, kept: int, plain: bool, channels: int
+    kernel: int, kept: int, plain: bool, channels: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(narrow_module, "available", lambda _: False)  # no compiler
     net = Strided(kernel, channels)
     shape = (2, channels, 6, 6)
     strides = (36 * channels, 1, 6 * channels, channels)  # last, also of a single channel
@@ -374,7 +378,27 @@ def test_narrow_passes_that_need_it_are_given_channels_first(
     assert [(x.shape[1], x.is_contiguous()) for x in seen] == [(kept, plain)]
 
 
-def test_nothing_is_written_beyond_its_memory() -> None:
+@needs_compiler
+@pytest.mark.parametrize(("kept", "lean"), [(7, True), (15, True), (32, False)])
+def test_narrow_passes_are_lean_if_that_is_faster(kept: int, lean: bool) -> None:
+    net = Strided(3, 3).double()
+    x = torch.rand(5, 3, 6, 6, dtype=torch.float64)
+    narrow = Narrow(net, x)
+    cut = narrow.cut([torch.arange(one.channels) < kept for one in narrow.sets])
+    assert cut.lean is lean
+    output, weights = narrow.forward(cut, x)
+    by_torch, same = narrow.forward(dataclasses.replace(cut, lean=False), x)
+    torch.testing.assert_close(output, by_torch)
+    for mine, torchs in zip(
+        torch.autograd.grad(output.square().sum(), [*weights.values()]),
+        torch.autograd.grad(by_torch.square().sum(), [*same.values()]),
+        strict=True,
+    ):
+        torch.testing.assert_close(mine, torchs)
+
+
+@pytest.mark.parametrize("lean", [True, False])
+def test_nothing_is_written_beyond_its_memory(lean: bool) -> None:
     guard = "libc_malloc_debug.so.0"  # of the GNU C library: ends a process that spoils its heap
     try:
         ctypes.CDLL(guard)
@@ -383,9 +407,12 @@ def test_nothing_is_written_beyond_its_memory() -> None:
     code = f"""
 import sys
 import torch
-sys.path.insert(0, {str(Path(__file__).parent)!r})
+sys.path[:0] = {[str(Path(__file__).parent), str(Path(__file__).parents[1])]!r}
+from dessilbi.compaction import narrow as module
 from dessilbi.compaction.narrow import Narrow
 from {__name__} import Strided
+if not {lean}:
+    module.available = lambda _: False
 torch.set_num_threads(1)
 x = torch.rand(8, 3, 8, 8).contiguous(memory_format=torch.channels_last)
 net = Strided(1, 3)

@@ -12,23 +12,37 @@ from dessilbi.optim._native import KernelBuildError
 
 from ._kernel import DTYPES, library
 from .entries import Dense
-from .functions import convolve, linear, max_pool, normalize
+from .functions import convolve, images_first, images_last, linear, max_pool, normalize
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from torch import Tensor
 
     from .entries import Sparse
 
 
-def available() -> bool:
-    """Whether this machine can build the kernels."""
+def available(tensors: Iterable[Tensor] = ()) -> bool:
+    """Whether this machine can build the kernels, and they take these tensors."""
+    if not all(t.device.type == "cpu" and t.dtype in DTYPES for t in tensors):
+        return False
     try:
         library()
     except KernelBuildError:
         return False
     return True
+
+
+def side_by_side(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The same with the images of a batch side by side in memory, as the kernels want them."""
+    return tuple(
+        images_first(images_last(a)) if isinstance(a, torch.Tensor) and _fits(a) else a
+        for a in arguments
+    )
+
+
+class NotSkippedError(RuntimeError):
+    """A weight of which only some are there was used in a way that no kernel knows."""
 
 
 class LeanPasses(TorchFunctionMode):
@@ -39,13 +53,22 @@ class LeanPasses(TorchFunctionMode):
     it always does.
 
     Args:
-        sparse: for weights of which only some are there, by identity: which, and their values.
+        sparse: for weights of which only some are there, by identity: which, and their values. As
+            tensors they are whole; leaving the mode after a pass that did not take all of them by
+            the kernels raises :class:`NotSkippedError`.
     """
 
     def __init__(self, sparse: Mapping[Tensor, tuple[Sparse, Tensor]] | None = None) -> None:
         super().__init__()
         self._sparse = sparse or {}
         self._dense: dict[torch.Size, Dense] = {}
+        self._taken: set[Tensor] = set()
+
+    def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
+        super().__exit__(kind, value, traceback)  # type: ignore[no-untyped-call]
+        # Code that is compiled or scripted calls functions that no mode sees.
+        if kind is None and len(self._taken) < len(self._sparse):
+            raise NotSkippedError("a weight of which only some are there was not used")
 
     def __torch_function__(
         self,
@@ -60,11 +83,23 @@ class LeanPasses(TorchFunctionMode):
             done = known(self, *args, **kwargs)
             if done is not NotImplemented:
                 return done
-        return func(*args, **kwargs)
+        found = func(*args, **kwargs)
+        if self._sparse and not _plain(found) and self._whole_among((*args, *kwargs.values())):
+            raise NotSkippedError(f"a weight of which only some are there went into {func}")
+        return found
+
+    def _whole_among(self, arguments: Iterable[Any]) -> bool:
+        return any(
+            a in self._sparse
+            if isinstance(a, torch.Tensor)
+            else isinstance(a, list | tuple) and self._whole_among(a)
+            for a in arguments
+        )
 
     def _entries(self, weight: Tensor) -> tuple[Any, Tensor]:
         found = self._sparse.get(weight)
         if found is not None:
+            self._taken.add(weight)
             return found
         shape = weight.shape
         if shape not in self._dense:
@@ -92,6 +127,7 @@ class LeanPasses(TorchFunctionMode):
         found = self._sparse.get(weight)
         if found is None or x.ndim != 2:
             return NotImplemented
+        self._taken.add(weight)
         entries, values = found
         return linear(x, values, bias, entries)
 
@@ -141,6 +177,11 @@ _KNOWN: dict[Any, Callable[..., Any]] = {
     F.max_pool2d: LeanPasses._max_pool2d,
     torch.max_pool2d: LeanPasses._max_pool2d,
 }
+
+
+def _plain(value: Any) -> bool:
+    """Whether this says something about a tensor (its shape, say) and is none."""
+    return value is None or isinstance(value, int | float | str | torch.Size | torch.dtype)
 
 
 def _fits(x: Tensor, *others: Tensor) -> bool:

@@ -39,9 +39,13 @@ class Keeper:
         if self._kept is None or self._kept.dtype is not x.dtype:
             self._kept = torch.empty_like(self.levels, dtype=x.dtype)
         if not self._by_kernel(x, level, self._kept, self._inside_at):
-            torch.le(self.levels, level, out=self.inside)
+            self.mark(level)
             torch.mul(x, self.inside, out=self._kept)
         return self._kept
+
+    def mark(self, level: int) -> None:
+        """Say where the weights of a level are, in :attr:`inside`."""
+        torch.le(self.levels, level, out=self.inside)
 
     def gradient(self, x: Tensor, level: int) -> None:
         """The same in place."""

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
+from dessilbi.lean import side_by_side
 from dessilbi.optim._keep import Keeper
 
 from .levels import FULL, density_of, level_of
 from .nesting import SECOND, Nesting
-from .passes import SubnetPasses, side_by_side
+from .passes import Run, SubnetPasses
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,8 +24,9 @@ if TYPE_CHECKING:
 
     from dessilbi.optim import DessiLBI
 
-SPARSE = 0.2
-"""Up to this density a subnetwork runs by kernels that skip what is not there, if there are any."""
+SKIPPED = (0.1, 0.2)
+"""Up to these densities a subnetwork runs by kernels that skip what is not there, if there are any;
+the smaller one has shorter lists."""
 
 
 class NestedTraining(Nesting):
@@ -117,7 +120,7 @@ class NestedTraining(Nesting):
         self._native = any(group["fused"] for group in opt.param_groups)
         self._levels_drawn: tuple[int, ...] = (FULL,)
         self._keepers: dict[Tensor, Keeper] = {}
-        self._passes = SubnetPasses(model, {}, FULL)
+        self._passes = SubnetPasses(model, {}, ())
         self._moves: dict[Tensor, Tensor] = {}
         self._dense: list[tuple[Tensor, Tensor]] = []
         self._resting: list[tuple[_BatchNorm, float | None, Tensor]] = []
@@ -176,17 +179,20 @@ class NestedTraining(Nesting):
         self._levels_drawn = self._two_drawn()
         arguments = x if isinstance(x, tuple) else (x,)
         net = self._model if net is None else net
-        close = arguments
+        run = Run(arguments, loss, weight, average=isinstance(net, DistributedDataParallel))
         if any(self._passes.skips(level) for level in self._levels_drawn):
-            close = side_by_side(arguments)
+            run = replace(run, close=side_by_side(arguments))
         large, *small = self._levels_drawn
-        # The large one last: it says what moves.
         for level in small:
-            self._apart(level, close, loss, net, weight)
+            self._apart(level, run)
         if self._passes.skips(large):
-            return self._apart(large, close, loss, net, weight)
-        done = False
+            found = self._apart(large, run)
+            for keeper in self._keepers.values():
+                keeper.mark(large)
+            self._opt.restrict(self._moves)
+            return found
         self._enter(large)
+        done = False
         try:
             output = net(*arguments)
             value = loss(output)
@@ -196,25 +202,20 @@ class NestedTraining(Nesting):
             self._leave(large, done=done)
         return output.detach(), value.detach()
 
-    def _apart(
-        self,
-        level: int,
-        arguments: tuple[Any, ...],
-        loss: Callable[[Any], Tensor],
-        net: nn.Module,
-        weight: float,
-    ) -> tuple[Any, Tensor]:
-        average = isinstance(net, DistributedDataParallel)
-        self._enter(level)
+    def _apart(self, level: int, run: Run) -> tuple[Any, Tensor]:
+        """A pass that adds its own gradients only: those of the step's other networks stay."""
+        found = None
+        self._open = True
         try:
-            output, value, add = self._passes.backward(
-                level, arguments, loss, weight, average=average
-            )
+            self._rest_norms()
+            if self._passes.skips(level):
+                found = self._passes.skipping(level, run)
+            if found is None:
+                self._put_in_place(level)
+                found = self._passes.masked(level, run)
         finally:
             self._leave(level, done=False)
-        add()
-        self._opt.restrict(self._moves)
-        return output, value
+        return found
 
     def _begin_step(self) -> None:
         if self._open:
@@ -227,6 +228,7 @@ class NestedTraining(Nesting):
     def _enter(self, level: int) -> None:
         self._open = True
         if level < FULL:
+            self._rest_norms()
             self._put_in_place(level)
 
     def _leave(self, level: int, *, done: bool) -> None:
@@ -255,7 +257,7 @@ class NestedTraining(Nesting):
                 by_weight.copy_(layer.expand(level))
             self._keepers[p] = Keeper(by_weight, native=self._native)
         self._moves = {p: keeper.inside for p, keeper in self._keepers.items()}
-        few = level_of(SPARSE, self.lowest)
+        few = {level_of(density, self.lowest) for density in (self._middle, *SKIPPED)}
         self._passes = SubnetPasses(self._model, self._keepers, few)
 
     @property
@@ -276,12 +278,17 @@ class NestedTraining(Nesting):
         """The levels of this step, the largest first."""
         if self.small == 0 or self._progress < self.descended:
             return (self._drawn(),)
-        middle = math.sqrt(self.lowest * self.highest)
-        large, second = self._between(middle), self._place(SECOND)
+        large, second = self._between(self._middle), self._place(SECOND)
         if second >= self.small:
             return (large,)
-        small = level_of(middle * (self.lowest / middle) ** (second / self.small), self.lowest)
-        return (large,) if small == large else (large, small)
+        density = self._middle * (self.lowest / self._middle) ** (second / self.small)
+        small = level_of(density, self.lowest)
+        return (large, small) if small < large else (large,)
+
+    @property
+    def _middle(self) -> float:
+        """The budget between large and small ones."""
+        return math.sqrt(self.lowest * self.highest)
 
     def _between(self, smallest: float) -> int:
         """A level from the largest budget down to a smallest."""
@@ -299,6 +306,8 @@ class NestedTraining(Nesting):
             dense = p.data
             self._dense.append((p, dense))
             p.data = keeper.weights(dense, level)
+
+    def _rest_norms(self) -> None:
         if self.full > 0:  # else nothing would teach BatchNorm any statistics
             for norm in self._norms:
                 # A cumulative average, momentum=None, divides by the number of batches.

@@ -1,106 +1,123 @@
-"""Forward and backward pass of a subnetwork, its gradients kept apart until they are added.
+"""Forward and backward passes of subnetworks, whose gradients are added to those of the others.
 
 Few weights cost little: where there are kernels for it, weights that are not there are skipped.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
-from dessilbi.lean import LeanPasses, Ranked, available
-from dessilbi.lean.functions import images_first, images_last
+from dessilbi.lean import LeanPasses, NotSkippedError, Ranked, available
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from torch import Tensor, nn
 
     from dessilbi.optim._keep import Keeper
 
-_DTYPES = (torch.float32, torch.float64)
+
+@dataclass(frozen=True)
+class Run:
+    """What a pass is made with."""
+
+    arguments: tuple[Any, ...]
+    """Of the network."""
+    loss: Callable[[Any], Tensor]
+    """What to make of an output."""
+    weight: float
+    """Factor of the gradients."""
+    average: bool
+    """Whether to take the mean of the gradients over all processes."""
+    close: tuple[Any, ...] = ()
+    """The arguments with the images of a batch side by side, for passes that skip weights."""
 
 
 class SubnetPasses:
     """The subnetworks of a ranking.
 
     Args:
-        model: the network; the weights of the subnetwork are in place while a pass lasts.
+        model: the network.
         keepers: by parameter, what is kept at a level.
-        highest: the last level that few weights have; up to it, those that are not there are
-            skipped, on a CPU with a C++ compiler.
+        highest: up to these levels, of which the lower ones need shorter lists, weights that are
+            not there are skipped; where there are kernels for it.
     """
 
-    def __init__(self, model: nn.Module, keepers: Mapping[Tensor, Keeper], highest: int) -> None:
-        self._model, self._keepers, self._highest = model, keepers, highest
-        self._ranked: dict[Tensor, Ranked] = {}
-        if _has_kernels(model):
-            self._ranked = {
-                p: Ranked(keeper.levels, highest)
-                for p, keeper in keepers.items()
-                if p.ndim in (2, 4)
-            }
+    def __init__(
+        self, model: nn.Module, keepers: Mapping[Tensor, Keeper], highest: Iterable[int]
+    ) -> None:
+        self._model, self._keepers = model, keepers
+        self._highest = sorted(highest) if _fit(model, keepers) else []
+        self._ranked: dict[int, dict[Tensor, Ranked]] = {}
 
     def skips(self, level: int) -> bool:
-        """Whether a pass costs what the weights of its level do."""
-        return bool(self._ranked) and level <= self._highest
+        """Whether a pass costs what the weights of its level do; then the network stays whole."""
+        return any(level <= highest for highest in self._highest)
 
-    def backward(
-        self,
-        level: int,
-        arguments: tuple[Any, ...],
-        loss: Callable[[Any], Tensor],
-        weight: float,
-        *,
-        average: bool,
-    ) -> tuple[Any, Tensor, Callable[[], None]]:
-        """Output, loss, and what is left to do: add the gradients to those of the whole network.
+    def _lists(self, level: int) -> dict[Tensor, Ranked]:
+        highest = next(one for one in self._highest if level <= one)
+        if highest not in self._ranked:
+            self._ranked[highest] = {
+                p: Ranked(keeper.levels, highest) for p, keeper in self._keepers.items()
+            }
+        return self._ranked[highest]
 
-        Args:
-            level: of the subnetwork.
-            arguments: of the network.
-            loss: what to make of an output.
-            weight: factor of the gradients.
-            average: whether to take the mean over all processes.
+    def skipping(self, level: int, run: Run) -> tuple[Any, Tensor] | None:
+        """A pass that skips what is not there.
+
+        Returns:
+            Output and loss; ``None`` if the network uses its weights in ways that the kernels do
+            not know, which then holds for all passes to come.
         """
-        ranked = self._ranked if self.skips(level) else {}
-        values = {p: p.detach().flatten()[r.index].requires_grad_() for p, r in ranked.items()}
-        table = {p: (r.at(level), values[p]) for p, r in ranked.items()}
-        if ranked:
-            with LeanPasses(table):
-                output = self._model(*arguments)
-        else:
-            output = self._model(*arguments)
-        value = loss(output)
-        # Also of ranked weights: the network may use them in a way that no kernel knows.
-        trained = [p for p in self._model.parameters() if p.requires_grad]
-        found = torch.autograd.grad(value * weight, [*values.values(), *trained], allow_unused=True)
-        few: dict[Tensor, Tensor] = {
-            p: g for p, g in zip(values, found, strict=False) if g is not None
+        ranked = self._lists(level)
+        values = {
+            p: p.detach().flatten().index_select(0, r.index).requires_grad_(p.requires_grad)
+            for p, r in ranked.items()
         }
-        many: dict[Tensor, Tensor] = {
-            p: g for p, g in zip(trained, found[len(values) :], strict=True) if g is not None
-        }
-        if average:
-            average_over_processes(few)
-            average_over_processes(many)
+        try:
+            with LeanPasses({p: (r.at(level), values[p]) for p, r in ranked.items()}):
+                output = self._model(*run.close)
+        except NotSkippedError:
+            self._highest = []
+            return None
+        value = run.loss(output)
+        for p, gradient in self._gradients(value, values, run):
+            _add_at(p, ranked[p].index, gradient)
+        return output.detach(), value.detach()
 
-        def add() -> None:
-            for p, gradient in many.items():
-                if p in self._keepers:
-                    self._keepers[p].gradient(gradient, level)
+    def masked(self, level: int, run: Run) -> tuple[Any, Tensor]:
+        """A pass of the whole network, the weights of the subnetwork in place."""
+        output = self._model(*run.arguments)
+        value = run.loss(output)
+        for p, gradient in self._gradients(value, {p: p for p in self._keepers}, run):
+            self._keepers[p].gradient(gradient, level)
+            p.grad = gradient if p.grad is None else p.grad + gradient
+        return output.detach(), value.detach()
+
+    def _gradients(
+        self, value: Tensor, leaves: Mapping[Tensor, Tensor], run: Run
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Those of ranked weights, which are seen as leaves; others are added where they belong."""
+        others = (p for p in self._model.parameters() if p not in self._keepers)
+        seen = {p: leaf for p, leaf in leaves.items() if leaf.requires_grad}
+        seen |= {p: p for p in others if p.requires_grad}
+        found = torch.autograd.grad(value * run.weight, [*seen.values()], allow_unused=True)
+        known = {p: g for p, g in zip(seen, found, strict=True) if g is not None}
+        if run.average:
+            average_over_processes(known)
+        for p, gradient in known.items():
+            if p not in self._keepers:
                 p.grad = gradient if p.grad is None else p.grad + gradient
-            for p, gradient in few.items():
-                _add_at(p, ranked[p].index, gradient)
-
-        return output.detach(), value.detach(), add
+        return [(p, gradient) for p, gradient in known.items() if p in self._keepers]
 
 
-def _has_kernels(model: nn.Module) -> bool:
-    fit = (p.device.type == "cpu" and p.dtype in _DTYPES for p in model.parameters())
-    return all(fit) and available()
+def _fit(model: nn.Module, keepers: Iterable[Tensor]) -> bool:
+    """Whether there are kernels: for linear layers and convolutions, on a CPU with a compiler."""
+    return all(p.ndim in (2, 4) for p in keepers) and available(model.parameters())
 
 
 @torch.no_grad()
@@ -111,16 +128,6 @@ def _add_at(p: Tensor, index: Tensor, gradient: Tensor) -> None:
         p.grad.view(-1).index_add_(0, index, gradient)
     else:
         p.grad += p.new_zeros(p.numel()).index_add_(0, index, gradient).view(p.shape)
-
-
-def side_by_side(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The same with the images of a batch side by side in memory, as the kernels want them."""
-    return tuple(
-        images_first(images_last(a))
-        if isinstance(a, torch.Tensor) and a.ndim == 4 and a.dtype in _DTYPES
-        else a
-        for a in arguments
-    )
 
 
 def average_over_processes(gradients: Mapping[Any, Tensor]) -> None:
