@@ -168,10 +168,12 @@ class NestedConfig:
     uniform: bool | None = None
     """Whether every layer keeps the same fraction; by default if there are filters."""
     widths: bool = False
-    """Whole channels, two networks a step, each at its own cost. highest, tilt, uniform do not
-    apply."""
+    """Whole channels, two networks a step, each at its own cost. highest, tilt, uniform and large
+    do not apply."""
     small: float = 1.0
     """Fraction of steps that train a small network beside the large one."""
+    large: float = 0.5
+    """Without widths: fraction of those steps that do train a large one; 1 costs more time."""
     parted: tuple[float, float] = (0.3, 0.6)
     """With widths: when the narrowest and the widest of the ladder get weights of their own; 1 1
     never, all share."""
@@ -181,7 +183,7 @@ class NestedConfig:
     """With widths: how much the smaller network of a step learns from the larger one."""
 
 
-BY_WEIGHT = ("highest", "tilt", "uniform")
+BY_WEIGHT = ("highest", "tilt", "uniform", "large")
 BY_WIDTH = ("widths", "parted", "ladder", "teach")
 """Options of nested training that only one of its ways has."""
 

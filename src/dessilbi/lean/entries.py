@@ -151,7 +151,7 @@ class Sparse:
 
     def turned(self, values: Tensor) -> Tensor:
         """Values in the order of the turned lists."""
-        return values[self._ranked.turned_order]
+        return values.index_select(0, self._ranked.turned_order)
 
 
 class _Rows:

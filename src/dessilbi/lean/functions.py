@@ -17,7 +17,7 @@ from . import _kernel
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from .entries import Dense, Sparse
+    from .entries import Dense, Lists, Sparse
 
     Pair = tuple[int, int]
 
@@ -79,6 +79,45 @@ class Convolve(Function):
         return dx, dvalues, dbias, None, None, None
 
 
+class Link(Function):
+    """A linear layer by entries: a convolution of images of one pixel, with less to be done."""
+
+    @staticmethod
+    def forward(  # noqa: D102
+        ctx: Any, x: Tensor, values: Tensor, bias: Tensor | None, entries: Dense | Sparse
+    ) -> Tensor:
+        x = x.t().contiguous()
+        ctx.save_for_backward(x, values)
+        ctx.entries = entries
+        return _linked(x, values, bias, entries.lists(1, 1)).t()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:  # noqa: D102
+        x, values = ctx.saved_tensors
+        entries = ctx.entries
+        dy = dy.t().contiguous()
+        dx = dvalues = dbias = None
+        if ctx.needs_input_grad[0]:
+            dx = _linked(dy, entries.turned(values), None, entries.lists(1, 1, turned=True)).t()
+        if ctx.needs_input_grad[1]:
+            dvalues = _kernel.gradient(_pixels(x), _pixels(dy), entries.lists(1, 1), (1, 1)).view(
+                values.shape
+            )
+        if ctx.needs_input_grad[2]:
+            dbias = dy.sum(1)
+        return dx, dvalues, dbias, None
+
+
+def _pixels(x: Tensor) -> Tensor:
+    """``[channel, image]`` as images of one pixel."""
+    return x.view(x.shape[0], 1, 1, x.shape[1])
+
+
+def _linked(x: Tensor, values: Tensor, bias: Tensor | None, lists: Lists) -> Tensor:
+    return _kernel.correlate(_pixels(x), values, bias, lists, (1, 1), (1, 1)).flatten(1)
+
+
 class MaxPool(Function):
     """The largest number of each window."""
 
@@ -138,8 +177,9 @@ def convolve(
 
 
 def linear(x: Tensor, values: Tensor, bias: Tensor | None, entries: Dense | Sparse) -> Tensor:
-    """A linear layer by entries: a convolution of images of one pixel."""
-    return convolve(x[:, :, None, None], values, bias, entries, (1, 1), (0, 0)).flatten(1)
+    """A linear layer by entries."""
+    y: Tensor = Link.apply(x, values, bias, entries)  # type: ignore[no-untyped-call]
+    return y
 
 
 def max_pool(x: Tensor, window: Pair, stride: Pair, padding: Pair) -> Tensor:

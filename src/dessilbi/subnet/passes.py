@@ -52,6 +52,7 @@ class SubnetPasses:
     ) -> None:
         self._model, self._keepers = model, keepers
         self._highest = sorted(highest) if _fit(model, keepers) else []
+        self._others = [p for p in model.parameters() if p not in keepers]
         self._ranked: dict[int, dict[Tensor, Ranked]] = {}
 
     def skips(self, level: int) -> bool:
@@ -102,9 +103,8 @@ class SubnetPasses:
         self, value: Tensor, leaves: Mapping[Tensor, Tensor], run: Run
     ) -> list[tuple[Tensor, Tensor]]:
         """Those of ranked weights, which are seen as leaves; others are added where they belong."""
-        others = (p for p in self._model.parameters() if p not in self._keepers)
         seen = {p: leaf for p, leaf in leaves.items() if leaf.requires_grad}
-        seen |= {p: p for p in others if p.requires_grad}
+        seen |= {p: p for p in self._others if p.requires_grad}
         found = torch.autograd.grad(value * run.weight, [*seen.values()], allow_unused=True)
         known = {p: g for p, g in zip(seen, found, strict=True) if g is not None}
         if run.average:

@@ -1,0 +1,270 @@
+"""Two budgets a step: their gradients add up, by the kernels that skip weights and without them."""
+
+from __future__ import annotations
+
+import itertools
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from test_subnet_nested import EARLY, OPTIONS, Net, batch, make, weights
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy, linear
+
+from compilers import needs_compiler
+from dessilbi import DessiLBI, split_parameters
+from dessilbi.optim._reference import Reference
+from dessilbi.subnet import NestedTraining, passes
+
+KERNELS = [pytest.param(True, marks=needs_compiler), False]
+NESTED: dict[str, Any] = {"refresh": 4, "lowest": 0.02, "large": 0.7, **EARLY}
+
+
+@pytest.fixture(params=KERNELS, ids=["skipping", "masked"])
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    if not request.param:
+        monkeypatch.setattr(passes, "available", lambda _: False)
+    return bool(request.param)
+
+
+def train(net: nn.Module, opt: DessiLBI, nested: NestedTraining, start: int, stop: int) -> None:
+    for step in range(start, stop):
+        x, y = batch(step, next(net.parameters()).dtype)
+        opt.zero_grad()
+        nested.backward(x, partial(cross_entropy, target=y))
+        opt.step()
+
+
+class Counted(passes.SubnetPasses):
+    """How many passes skipped weights."""
+
+    skipped = 0
+
+    def skipping(self, level: int, run: passes.Run) -> tuple[Any, Tensor] | None:
+        found = super().skipping(level, run)
+        Counted.skipped += found is not None
+        return found
+
+
+def test_gradients_of_both_networks_add_up(kernels: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against gradients of the masked weights and the literal reference, step by step."""
+    monkeypatch.setattr("dessilbi.subnet.nested.SubnetPasses", Counted)
+    Counted.skipped = 0
+    net, opt = make()
+    # Else a filter that is not there is 0 before its ReLU but for rounding, which decides.
+    nn.init.normal_(net.norm.bias)
+    nested = NestedTraining(net, opt, 30, **NESTED)
+    twins = dict(opt.twins())
+    references = {}
+    for name, p in net.named_parameters():
+        kind = None
+        if name in twins:
+            kind = "group_lasso" if p.ndim == 4 else "lasso"
+        references[name] = Reference(p.detach().clone(), penalty=kind, **OPTIONS)
+    shadow = Net().double()
+    drawn = []
+    for step in range(30):
+        x, y = batch(step)
+        opt.zero_grad()
+        _, loss = nested.backward(x, partial(cross_entropy, target=y))
+        opt.step()
+        drawn.append(nested.budgets)
+        masks = [nested.mask(budget) for budget in nested.budgets]
+        total: dict[str, Tensor] = {}
+        for number, mask in enumerate(masks):
+            masked = {
+                name: (r.W * mask[name] if name in twins else r.W.clone()).requires_grad_()
+                for name, r in references.items()
+            }
+            wanted = cross_entropy(functional_call(shadow.train(), masked, (x,)), y)
+            if number == 0:
+                torch.testing.assert_close(loss, wanted.detach())
+            grads = torch.autograd.grad(wanted, list(masked.values()))
+            for name, grad in zip(masked, grads, strict=True):
+                inside = grad * mask[name] if name in twins else grad
+                total[name] = total.get(name, 0) + inside
+        for name, reference in references.items():
+            reference.step(total[name], masks[0][name] if name in twins else None)
+            torch.testing.assert_close(net.get_parameter(name).detach(), reference.W)
+    assert {len(budgets) for budgets in drawn} == {1, 2}
+    assert (Counted.skipped > 20) is kernels
+
+
+def test_both_ways_draw_what_they_should(kernels: bool) -> None:
+    net, opt = make()
+    nested = NestedTraining(net, opt, 400, lowest=0.01, highest=0.4, full=0.1, large=0.5)
+    drawn = []
+    for step in range(400):
+        x, y = batch(step)
+        opt.zero_grad()
+        nested.backward(x, partial(cross_entropy, target=y))
+        opt.step()
+        drawn.append(nested.budgets)
+    assert all(len(budgets) == 1 for budgets in drawn[:100]), "budgets are still falling"
+    late = drawn[100:]
+    middle = (0.01 * 0.4) ** 0.5
+    small = [budgets[-1] for budgets in late]
+    assert all(0.0099 < budget < 1.02 * middle for budget in small), "one in every step"
+    large = [budgets[0] for budgets in late if len(budgets) == 2]
+    assert all(0.98 * middle < budget < 0.41 or budget == 1 for budget in large)
+    assert 0.5 < len(large) / len(late) < 0.6, "half of them, and the whole network always"
+    assert 0.08 < sum(budget == 1 for budget in large) / len(late) < 0.12
+    lower = sorted(small)
+    assert all(b / a < 1.1 for a, b in itertools.pairwise(lower)), "no gap"
+
+
+def test_none_small_is_one_budget_a_step(kernels: bool) -> None:
+    found = []
+    for by_hand in (True, False):
+        net, opt = make()
+        nn.init.normal_(net.norm.bias)
+        nested = NestedTraining(net, opt, 40, **(NESTED | {"small": 0.0}))
+        for step in range(40):
+            x, y = batch(step)
+            opt.zero_grad()
+            if by_hand:
+                with nested:
+                    cross_entropy(net(x), y).backward()
+            else:
+                nested.backward(x, partial(cross_entropy, target=y))
+            opt.step()
+        found.append(weights(net))
+    for name, W in found[0].items():
+        torch.testing.assert_close(found[1][name], W)
+
+
+class Smooth(nn.Module):
+    """Two layers without BatchNorm, so that a batch may come in parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(36, 30), nn.Linear(30, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.two(self.one(x.flatten(1)).relu())
+
+
+def test_a_batch_may_come_in_parts(kernels: bool) -> None:
+    found = []
+    for parts in (1, 2):
+        torch.manual_seed(0)
+        net = Smooth().double()
+        opt = DessiLBI(split_parameters(net), **OPTIONS)
+        nested = NestedTraining(net, opt, 30, **NESTED)
+        for step in range(30):
+            x, y = batch(step)
+            opt.zero_grad()
+            for some, labels in zip(x.chunk(parts), y.chunk(parts), strict=True):
+                nested.backward(some, partial(cross_entropy, target=labels), weight=1 / parts)
+            opt.step()
+        found.append(weights(net))
+    for name, W in found[0].items():
+        torch.testing.assert_close(found[1][name], W)
+
+
+class Tied(nn.Module):
+    """Uses a weight once as a layer does and once in a way of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(36, 36), nn.Linear(36, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.one(x.flatten(1)).relu()
+        return self.two(linear(hidden, self.one.weight.t()))
+
+
+class Scripted(nn.Module):
+    """Calls functions that no mode sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.jit.script(Smooth())
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.inner(x)
+        return y
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("kind", [Tied, Scripted])
+def test_weights_that_no_kernel_can_skip(
+    kind: type[nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for available in (True, False):
+        if not available:
+            monkeypatch.setattr(passes, "available", lambda _: False)
+        torch.manual_seed(0)
+        net = kind().double()
+        opt = DessiLBI(net.named_parameters(), **OPTIONS)
+        nested = NestedTraining(net, opt, 30, **NESTED)
+        train(net, opt, nested, 0, 30)
+        found.append(weights(net))
+    for name, W in found[0].items():
+        assert torch.equal(found[1][name], W)
+
+
+def test_statistics_follow_the_whole_network(kernels: bool) -> None:
+    net, opt = make()
+    nested = NestedTraining(net, opt, 40, **NESTED)
+    for step in range(40):
+        before = {name: b.clone() for name, b in net.norm.named_buffers()}
+        train(net, opt, nested, step, step + 1)
+        changed = any(not torch.equal(b, before[name]) for name, b in net.norm.named_buffers())
+        assert changed is (nested.budget == 1)
+        assert net.norm.momentum == 0.1
+
+
+def test_a_frozen_weight_stays(kernels: bool) -> None:
+    net, opt = make()
+    net.hidden.weight.requires_grad_(requires_grad=False)
+    before = net.hidden.weight.clone()
+    train(net, opt, NestedTraining(net, opt, 12, **NESTED), 0, 12)
+    assert torch.equal(net.hidden.weight, before)
+    assert net.hidden.weight.grad is None
+
+
+def test_a_pass_that_fails_leaves_the_weights(kernels: bool) -> None:
+    net, opt = make()
+    nested = NestedTraining(net, opt, 30, **(NESTED | {"full": 0.0}))
+    x, y = batch(0)
+    before = weights(net)
+
+    def fail(output: Tensor) -> Tensor:
+        raise ArithmeticError
+
+    with pytest.raises(ArithmeticError):
+        nested.backward(x, fail)
+    for name, W in weights(net).items():
+        assert torch.equal(W, before[name])
+    assert net.norm.momentum == 0.1
+    nested.backward(x, partial(cross_entropy, target=y))
+    opt.step()
+
+
+@pytest.mark.parametrize("stop", [3, 17, 29])
+def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(kernels: bool, stop: int) -> None:
+    net, opt = make()
+    nested = NestedTraining(net, opt, 40, **NESTED)
+    train(net, opt, nested, 0, stop)
+    saved = [{k: v.clone() for k, v in one.state_dict().items()} for one in (net, nested)]
+    of_opt = opt.state_dict()
+    other, its_opt = make()
+    its_nested = NestedTraining(other, its_opt, 40, **NESTED)
+    other.load_state_dict(saved[0])
+    its_opt.load_state_dict(of_opt)
+    its_nested.load_state_dict(saved[1])
+    train(net, opt, nested, stop, 40)
+    train(other, its_opt, its_nested, stop, 40)
+    for name, W in weights(net).items():
+        assert torch.equal(W, other.get_parameter(name))
+
+
+@pytest.mark.parametrize("option", ["small", "large"])
+def test_bad_options(option: str) -> None:
+    net, opt = make()
+    with pytest.raises(ValueError, match=rf"{option} must lie in \[0, 1\], got 1.5"):
+        NestedTraining(net, opt, 10, **{option: 1.5})
