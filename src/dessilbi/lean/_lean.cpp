@@ -159,10 +159,10 @@ void correlate_rows(const Correlation &c, int64_t row) {
 // Adds y times what an entry reads over a piece of memory: kRows rows, kEntries entries of each.
 template <typename T, int kRows, int kEntries>
 void add_products(const T *x, const T *y, int64_t area, const int32_t *pixels, int64_t images, int64_t length,
-                  typename Vector<T>::type *sums, T *rest) {
+                  T *sums, T *rest) {
     using V = Vector<T>;
     typename V::type sum[kEntries][kRows];
-    std::memcpy(sum, sums, sizeof sum);
+    std::memcpy(sum, sums, sizeof sum);  // not a vector's pointer: memory need not be aligned
     const T *read[kEntries];
     for (int e = 0; e < kEntries; ++e) read[e] = x + pixels[e] * images;
     int64_t i = 0;
@@ -190,7 +190,6 @@ void gradient_rows(const Correlation &c, int64_t row) {
     const int32_t *pixels = c.pixels + (c.shared ? 0 : c.first[row]);
     const int64_t entries = c.count[row];
     std::vector<T> sums(entries * kRows * V::lanes, T(0)), rest(entries * kRows, T(0));
-    auto *vectors = reinterpret_cast<typename V::type *>(sums.data());
     for (int64_t line = 0; line < runs.lines; ++line)
         for (int64_t piece = 0; piece < runs.pieces; ++piece)
             for (int64_t start = 0; start < runs.length; start += kPiece) {
@@ -200,11 +199,11 @@ void gradient_rows(const Correlation &c, int64_t row) {
                 const int64_t length = std::min(kPiece, runs.length - start);
                 int64_t e = 0;
                 for (; e + kEntries <= entries; e += kEntries)
-                    add_products<T, kRows, kEntries>(x, y, area, pixels + e, c.images, length, vectors + e * kRows,
-                                                     rest.data() + e * kRows);
+                    add_products<T, kRows, kEntries>(x, y, area, pixels + e, c.images, length,
+                                                     sums.data() + e * kRows * V::lanes, rest.data() + e * kRows);
                 for (; e < entries; ++e)
-                    add_products<T, kRows, 1>(x, y, area, pixels + e, c.images, length, vectors + e * kRows,
-                                              rest.data() + e * kRows);
+                    add_products<T, kRows, 1>(x, y, area, pixels + e, c.images, length,
+                                              sums.data() + e * kRows * V::lanes, rest.data() + e * kRows);
             }
     for (int64_t e = 0; e < entries; ++e)
         for (int r = 0; r < kRows; ++r) {

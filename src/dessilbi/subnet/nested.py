@@ -286,7 +286,8 @@ class NestedTraining(Nesting):
         large, second = self._between(self._middle), self._place(SECOND)
         if second >= self.small:
             return (large,)
-        density = self._middle * (self.lowest / self._middle) ** (second / self.small)
+        place = (second / self.small) ** self.tilt
+        density = self._middle * (self.lowest / self._middle) ** place
         small = level_of(density, self.lowest)
         if small >= large or (large < FULL and self._place(THIRD) >= self.large):
             return (small,)
