@@ -79,19 +79,17 @@ def lenet_300_100_fashion_nested() -> Config:
         model=ModelConfig(name="lenet-300-100"),
         optimizer=replace(_MOM_WD, nu=100.0, lambd=0.03),
         schedule=ScheduleConfig(kind="cosine"),
-        nested=NestedConfig(on=True, highest=0.3),
+        nested=NestedConfig(on=True, highest=0.3, tilt=1.5),
         epochs=12,
     )
 
 
 def lenet_300_100_fashion_nested_drops() -> Config:
     """The same with the learning rate dropped twice, which gradual pruning gains less from."""
-    cosine = lenet_300_100_fashion_nested()
     return replace(
-        cosine,
+        lenet_300_100_fashion_nested(),
         name="lenet-300-100-fashion-nested-drops",
         schedule=ScheduleConfig(kind="multistep", milestones=(4, 8)),
-        nested=replace(cosine.nested, tilt=1.5),  # with drops, small budgets need fewer steps
     )
 
 
@@ -105,7 +103,7 @@ def lenet_5_mnist_nested() -> Config:
         model=ModelConfig(name="lenet-5", init="default"),
         optimizer=replace(fashion.optimizer, penalty="lasso"),
         schedule=ScheduleConfig(kind="cosine", warmup=0.5),
-        nested=replace(fashion.nested, large=1.0),  # still cheaper than a plain step
+        nested=NestedConfig(on=True, highest=0.3, large=1.0),  # still cheaper than a plain step
         epochs=6,
     )
 

@@ -62,7 +62,30 @@ def library() -> ctypes.CDLL:
         }.items():
             function = getattr(lib, f"lean_{name}_{dtype}")
             function.restype, function.argtypes = None, arguments
+    lib.lean_rank.restype = None
+    lib.lean_rank.argtypes = [pointer, pointer, integer, integer, integer, *[pointer] * 3]
     return lib
+
+
+def rank(row: Tensor, level: Tensor, rows: int, levels: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Entries sorted by row and level.
+
+    Args:
+        row: of every entry; int64.
+        level: of every entry; uint8.
+        rows: how many there are.
+        levels: one more than the highest.
+
+    Returns:
+        Their order; by level and row, how many there are up to it (int32); and where rows begin.
+    """
+    order, first = torch.empty_like(row), torch.empty(rows, dtype=torch.int64)
+    up_to = torch.empty(levels, rows, dtype=torch.int32)
+    library().lean_rank(
+        row.data_ptr(), level.data_ptr(), len(row), rows, levels, order.data_ptr(),
+        up_to.data_ptr(), first.data_ptr(),
+    )  # fmt: skip
+    return order, up_to, first
 
 
 def _run(name: str, like: Tensor) -> Any:

@@ -26,7 +26,7 @@ struct Correlation {
     void *y;               // [rows][out_height][out_width][images]: written forward, read for the gradient
     void *values;          // one an entry: read forward, written for the gradient
     const int64_t *first;  // by row, its first entry
-    const int64_t *count;  // by row, how many of its entries there are; the others are taken for zero
+    const int32_t *count;  // by row, how many of its entries there are; the others are taken for zero
     const int32_t *pixels; // by entry; if `shared`, of one row, and all rows have the same
     const void *bias;      // null or one a row
     int64_t rows, shared;
@@ -387,6 +387,19 @@ void normalize_gradient(const T *x, const T *dy, const T *scale, const T *means,
     });
 }
 
+// Entries by row and level, in their order where both are the same: counted, not compared.
+void rank(const int64_t *row, const uint8_t *level, int64_t entries, int64_t rows, int64_t levels, int64_t *order,
+          int32_t *up_to, int64_t *first) {
+    std::vector<int64_t> next(rows * levels + 1, 0);
+    for (int64_t e = 0; e < entries; ++e) ++next[row[e] * levels + level[e] + 1];
+    std::partial_sum(next.begin(), next.end(), next.begin());
+    for (int64_t r = 0; r < rows; ++r) {
+        first[r] = next[r * levels];
+        for (int64_t l = 0; l < levels; ++l) up_to[l * rows + r] = int32_t(next[r * levels + l + 1] - first[r]);
+    }
+    for (int64_t e = 0; e < entries; ++e) order[next[row[e] * levels + level[e]]++] = e;
+}
+
 }  // namespace
 
 #define FOR_TYPE(T, name)                                                                                            \
@@ -413,6 +426,10 @@ void normalize_gradient(const T *x, const T *dy, const T *scale, const T *means,
     }
 
 extern "C" {
+void lean_rank(const int64_t *row, const uint8_t *level, int64_t entries, int64_t rows, int64_t levels, int64_t *order,
+               int32_t *up_to, int64_t *first) {
+    rank(row, level, entries, rows, levels, order, up_to, first);
+}
 FOR_TYPE(float, f32)
 FOR_TYPE(double, f64)
 }

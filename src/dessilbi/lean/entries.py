@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ._kernel import rank
+
 if TYPE_CHECKING:
     from torch import Tensor
-
-_LEVELS = 256
 
 Shape = tuple[int, int, int, int]
 
@@ -28,7 +28,7 @@ class Lists:
     first: Tensor
     """Where each row begins; int64."""
     count: Tensor
-    """How many entries of each row there are; int64."""
+    """How many entries of each row there are; int32."""
     pixels: Tensor
     """What an entry reads: pixels from the beginning of a padded image; int32."""
     shared: bool
@@ -63,7 +63,7 @@ class Dense:
             places = (torch.arange(n) for n in (read, *window))
             channel, i, j = torch.meshgrid(*places, indexing="ij")
             pixels = ((channel * height + i) * width + j).flatten().int()
-            count = torch.full((rows,), len(pixels))
+            count = torch.full((rows,), len(pixels), dtype=torch.int32)
             first = torch.arange(rows) * len(pixels)
             self._known[key] = Lists(first, count, pixels, shared=True, values=rows * len(pixels))
         return self._known[key]
@@ -88,14 +88,14 @@ class Ranked:
         outputs, inputs = levels.shape[:2]
         height, width = (*levels.shape[2:], 1, 1)[:2]
         self.shape = (outputs, inputs, height, width)
+        self._levels = highest + 1
         flat = levels.flatten()
         index = (flat <= highest).nonzero().flatten()
         output = index // (inputs * height * width)
-        order = _by_row_and_level(output, flat[index])
-        self.index = index[order]
+        self._by_output = _Rows(output, flat[index], outputs, self._levels)
+        self.index = index[self._by_output.order]
         """Their places in the flat weight, in the order of the values."""
         self._level = flat[self.index]
-        self._by_output = _Rows(output[order], self._level, outputs)
         self._known: dict[tuple[int, int, bool], Tensor] = {}
 
     @cached_property
@@ -107,14 +107,13 @@ class Ranked:
         return channel // inputs, channel % inputs, rest % height, self.index % width
 
     @cached_property
+    def _by_input(self) -> _Rows:
+        return _Rows(self._places[1], self._level, self.shape[1], self._levels)
+
+    @property
     def turned_order(self) -> Tensor:
         """The entries by input."""
-        return _by_row_and_level(self._places[1], self._level)
-
-    @cached_property
-    def _by_input(self) -> _Rows:
-        order = self.turned_order
-        return _Rows(self._places[1][order], self._level[order], self.shape[1])
+        return self._by_input.order
 
     def rows(self, *, turned: bool) -> _Rows:
         """Where outputs, or inputs, begin and end."""
@@ -155,15 +154,7 @@ class Sparse:
 
 
 class _Rows:
-    """Entries that are sorted by row and level."""
+    """Entries sorted by row and level: their order, where rows begin, how many a level has."""
 
-    def __init__(self, row: Tensor, level: Tensor, rows: int) -> None:
-        found = torch.bincount(row * _LEVELS + level, minlength=rows * _LEVELS).view(rows, _LEVELS)
-        self.up_to = found.cumsum(1).t().contiguous()
-        """By level and row, how many there are."""
-        total = self.up_to[-1]
-        self.first = total.cumsum(0) - total
-
-
-def _by_row_and_level(row: Tensor, level: Tensor) -> Tensor:
-    return torch.argsort(row * _LEVELS + level, stable=True)
+    def __init__(self, row: Tensor, level: Tensor, rows: int, levels: int) -> None:
+        self.order, self.up_to, self.first = rank(row, level.contiguous(), rows, levels)
