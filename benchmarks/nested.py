@@ -1,14 +1,14 @@
 """What nested training costs: CPU time of a nested step against a plain one.
 
-    python benchmarks/nested.py [--rounds 15] [--networks lenet-300-100,lenet-5,vgg-4,resnet-20]
+    python benchmarks/nested.py [--rounds 7] [--networks lenet-300-100,lenet-5,vgg-4,resnet-20]
                                 [--batch 128]
 
-Nested by weight (or filter), and by width: two and more networks a step, each at its own cost. By
-weight the steps are those after the fall of the budgets, by width those of a whole short training.
+Nested by weight (or filter), and by width: two and more networks a step, each at its own cost. A
+block is a whole short training, with all of its stages.
 
-One thread. Blocks of steps (forward, backward, fused optimizer; a ranking every hundred) take
-turns, and the ratio is the median over pairs of neighbouring blocks. The linear network is the
-worst case: it does the least arithmetic for each weight.
+One thread. Blocks of steps (forward, backward, fused optimizer) take turns, and the ratio is the
+median over pairs of neighbouring blocks. The linear network is the worst case: it does the least
+arithmetic for each weight.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import argparse
 import statistics
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -30,16 +30,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 NETWORKS = {
-    "lenet-300-100": (1, 28, 200, "fc3"),
-    "lenet-5": (1, 28, 50, "fc.f7"),
-    "vgg-4": (3, 32, 10, "classifier"),
-    "resnet-20": (3, 32, 2, "fc"),
+    "lenet-300-100": (1, 28, 1200, "fc3"),
+    "lenet-5": (1, 28, 240, "fc.f7"),
+    "vgg-4": (3, 32, 72, "classifier"),
+    "resnet-20": (3, 32, 36, "fc"),
 }
 """Channels, pixels a side, steps of a block, and the classifier."""
 KINDS = ("plain", "nested", "widths")
-WHOLE_TRAINING = 36
-"""Steps of a training by width: enough for each of its stages."""
-FROM_THE_START: dict[str, Any] = {"begin": 0.0, "descended": 0.0, "settled": 1.0, "refresh": 100}
 
 
 def blocks(network: str, kind: str, images: int) -> Callable[[], float]:
@@ -52,14 +49,13 @@ def blocks(network: str, kind: str, images: int) -> Callable[[], float]:
     opt = DessiLBI(groups, lr=0.01, nu=100, lambd=0.03, momentum=0.9, fused=True)
     x = torch.randn(images, channels, side, side).contiguous(memory_format=torch.channels_last)
     loss = partial(cross_entropy, target=torch.randint(10, (images,)))
-    nested: NestedTraining | NestedWidths | None = None
-    if kind == "nested":
-        nested = NestedTraining(model, opt, 10**9, highest=0.3, **FROM_THE_START)
-    if kind == "widths":
-        steps = WHOLE_TRAINING
 
     def block() -> float:
-        now = NestedWidths(model, opt, steps, x) if kind == "widths" else nested
+        now: NestedTraining | NestedWidths | None = None
+        if kind == "nested":
+            now = NestedTraining(model, opt, steps, highest=0.3)
+        elif kind == "widths":
+            now = NestedWidths(model, opt, steps, x)
         start = time.process_time()
         for _ in range(steps):
             opt.zero_grad()
@@ -69,7 +65,7 @@ def blocks(network: str, kind: str, images: int) -> Callable[[], float]:
                 torch.autograd.backward(loss(model(x)))
             opt.step()
         taken = time.process_time() - start
-        if isinstance(now, NestedWidths):
+        if now is not None:
             now.close()
         return taken / steps
 
@@ -78,7 +74,7 @@ def blocks(network: str, kind: str, images: int) -> Callable[[], float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--networks", default=",".join(NETWORKS))
     parser.add_argument("--batch", type=int, default=128)
     args = parser.parse_args()
