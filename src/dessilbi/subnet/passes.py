@@ -72,7 +72,7 @@ class SubnetPasses:
 
         Returns:
             Output and loss; ``None`` if the network uses its weights in ways that the kernels do
-            not know, which then holds for all passes to come.
+            not know, which then holds for all passes of this ranking.
         """
         ranked = self._lists(level)
         values = {
