@@ -67,9 +67,9 @@ class NestedTraining(Nesting):
         full: fraction of steps that train the whole network, beside the drawn ones.
         small: fraction of steps in which :meth:`backward` trains a small budget beside the large
             one; 0 draws one from all of them, as ``with nested:`` does.
-        large: fraction of the steps with a small budget in which it trains a large one as well, or
-            the whole network. At 0.5 a step of a linear network costs a tenth more than a plain
-            one, of a convolutional one less; 1 is better for budgets beyond 2 %.
+        large: fraction of the steps with a small budget in which a large one is trained as well
+            (the whole network in all of its steps). At 0.5 a step of a linear network costs up to
+            a tenth more than a plain one, of a convolutional one less; 1 is better beyond 2 %.
         tilt: above 1, large budgets are drawn more often than small ones, below 1 less often; at 1
             they are spread evenly in their logarithm.
         refresh: steps between two rankings.
