@@ -295,6 +295,7 @@ void pool(const Pooling &p, const T *x, T *y, int32_t *which, int64_t threads) {
 
 template <typename T>
 void pool_gradient(const Pooling &p, const T *dy, const int32_t *which, T *dx, int64_t threads) {
+    const bool apart = p.step_height >= p.window_height && p.step_width >= p.window_width;
     std::memset(dx, 0, sizeof(T) * p.channels * p.height * p.width * p.images);
     share_out(p.channels, p.channels * p.height * p.width * p.images, threads, [&](int64_t ch) {
         for (int64_t h = 0; h < p.out_height; ++h)
@@ -307,6 +308,11 @@ void pool_gradient(const Pooling &p, const T *dy, const int32_t *which, T *dx, i
                     const int64_t column = w * p.step_width - p.left + k % p.window_width;
                     if (row < 0 || row >= p.height || column < 0 || column >= p.width) continue;
                     T *__restrict to = dx + ((ch * p.height + row) * p.width + column) * p.images;
+                    if (apart) {  // no other window has written here
+#pragma omp simd
+                        for (int64_t i = 0; i < p.images; ++i) to[i] = number[i] == int32_t(k) ? given[i] : T(0);
+                        continue;
+                    }
 #pragma omp simd
                     for (int64_t i = 0; i < p.images; ++i) to[i] += number[i] == int32_t(k) ? given[i] : T(0);
                 }
@@ -314,41 +320,37 @@ void pool_gradient(const Pooling &p, const T *dy, const int32_t *which, T *dx, i
     });
 }
 
-// Sums of f(i) over a run of memory: by vector within a piece, in double between pieces.
-template <typename T, int kSums, typename F>
-void sum_up(int64_t n, double *sums, const F &f) {
-    constexpr int64_t kPiece = 4096;
-    std::fill_n(sums, kSums, 0.0);
-    for (int64_t start = 0; start < n; start += kPiece) {
-        const int64_t end = std::min(start + kPiece, n);
-        T first = 0, second = 0;
-#pragma omp simd reduction(+ : first, second)
-        for (int64_t i = start; i < end; ++i) {
-            first += f.first(i);
-            if constexpr (kSums == 2) second += f.second(i);
-        }
-        sums[0] += first;
-        if constexpr (kSums == 2) sums[1] += second;
+// Sums over a run of memory: by vector within a piece, in double between pieces.
+constexpr int64_t kSumPiece = 4096;
+
+template <typename T>
+double sum_of(const T *__restrict x, int64_t n) {
+    double total = 0;
+    for (int64_t start = 0; start < n; start += kSumPiece) {
+        const int64_t length = std::min(kSumPiece, n - start);
+        const T *__restrict at = x + start;
+        T sum = 0;
+#pragma omp simd reduction(+ : sum)
+        for (int64_t i = 0; i < length; ++i) sum += at[i];
+        total += sum;
     }
+    return total;
 }
+
+// The sum of (a - shift) * (b - other).
 template <typename T>
-struct Mean {
-    const T *x;
-    T first(int64_t i) const { return x[i]; }
-};
-template <typename T>
-struct Variance {
-    const T *x;
-    T mean;
-    T first(int64_t i) const { return (x[i] - mean) * (x[i] - mean); }
-};
-template <typename T>
-struct Products {
-    const T *dy, *x;
-    T mean;
-    T first(int64_t i) const { return dy[i]; }
-    T second(int64_t i) const { return dy[i] * (x[i] - mean); }
-};
+double sum_of_products(const T *__restrict a, T shift, const T *__restrict b, T other, int64_t n) {
+    double total = 0;
+    for (int64_t start = 0; start < n; start += kSumPiece) {
+        const int64_t length = std::min(kSumPiece, n - start);
+        const T *__restrict one = a + start, *__restrict two = b + start;
+        T sum = 0;
+#pragma omp simd reduction(+ : sum)
+        for (int64_t i = 0; i < length; ++i) sum += (one[i] - shift) * (two[i] - other);
+        total += sum;
+    }
+    return total;
+}
 
 // y = (x - mean) / sqrt(variance + eps) * scale + shift by channel, with the channel's own mean and variance.
 template <typename T>
@@ -357,11 +359,8 @@ void normalize(const T *x, const T *scale, const T *shift, T *y, T *means, T *va
     share_out(channels, channels * n, threads, [&](int64_t ch) {
         const T *__restrict from = x + ch * n;
         T *__restrict to = y + ch * n;
-        double sum[1];
-        sum_up<T, 1>(n, sum, Mean<T>{from});
-        const T mean = T(sum[0] / n);
-        sum_up<T, 1>(n, sum, Variance<T>{from, mean});
-        const double variance = sum[0] / n;
+        const T mean = T(sum_of(from, n) / n);
+        const double variance = sum_of_products(from, mean, from, mean, n) / n;
         means[ch] = mean, variances[ch] = T(variance);
         const T factor = T((scale ? scale[ch] : 1) / std::sqrt(variance + eps)), add = shift ? shift[ch] : 0;
 #pragma omp simd
@@ -377,11 +376,10 @@ void normalize_gradient(const T *x, const T *dy, const T *scale, const T *means,
         T *__restrict to = dx + ch * n;
         const T mean = means[ch];
         const double inverse = 1 / std::sqrt(variances[ch] + eps);
-        double sums[2];
-        sum_up<T, 2>(n, sums, Products<T>{given, seen, mean});
-        dshift[ch] = T(sums[0]), dscale[ch] = T(sums[1] * inverse);
+        const double sum = sum_of(given, n), along_x = sum_of_products(given, T(0), seen, mean, n);
+        dshift[ch] = T(sum), dscale[ch] = T(along_x * inverse);
         const double factor = (scale ? scale[ch] : 1) * inverse;
-        const T f = T(factor), common = T(sums[0] / n), along = T(sums[1] * inverse * inverse / n);
+        const T f = T(factor), common = T(sum / n), along = T(along_x * inverse * inverse / n);
 #pragma omp simd
         for (int64_t i = 0; i < n; ++i) to[i] = f * (given[i] - common - along * (seen[i] - mean));
     });

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -61,7 +62,6 @@ class LeanPasses(TorchFunctionMode):
     def __init__(self, sparse: Mapping[Tensor, tuple[Sparse, Tensor]] | None = None) -> None:
         super().__init__()
         self._sparse = sparse or {}
-        self._dense: dict[torch.Size, Dense] = {}
         self._taken: set[Tensor] = set()
 
     def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
@@ -101,10 +101,7 @@ class LeanPasses(TorchFunctionMode):
         if found is not None:
             self._taken.add(weight)
             return found
-        shape = weight.shape
-        if shape not in self._dense:
-            self._dense[shape] = Dense((shape[0], shape[1], shape[2], shape[3]))
-        return self._dense[shape], weight
+        return _dense(weight.shape), weight
 
     def _conv2d(
         self,
@@ -177,6 +174,12 @@ _KNOWN: dict[Any, Callable[..., Any]] = {
     F.max_pool2d: LeanPasses._max_pool2d,
     torch.max_pool2d: LeanPasses._max_pool2d,
 }
+
+
+@functools.lru_cache(maxsize=512)
+def _dense(shape: tuple[int, int, int, int]) -> Dense:
+    """Kept from pass to pass: making its lists takes longer than a small layer."""
+    return Dense(shape)
 
 
 def _plain(value: Any) -> bool:
