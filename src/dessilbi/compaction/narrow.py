@@ -16,8 +16,6 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from dessilbi.lean import LeanPasses, available, side_by_side
-
 from . import operations as ops
 from .check import difference, random_like
 from .coupling import coupled_channels
@@ -35,9 +33,8 @@ NARROW = 16
 """Input channels from which a 1x1 convolution may see channels-last images on a CPU. oneDNN's
 weight gradient of a strided one writes beyond its memory below (torch 2.13; seen from 2 to 7
 channels, one less than a vector of that machine had numbers, and others have vectors of 16)."""
-_FEW, _SEVERAL = 8, 32
-"""A network with a layer of few filters, or with fewer than several in every layer, is faster by
-the lean kernels, and if there are none, channels first."""
+_FEW = 8
+"""A network with a layer of fewer filters is faster channels first."""
 
 _ROUNDING = 1e-3
 """Two ways to compute the same network differ by less, relative to its outputs."""
@@ -55,8 +52,6 @@ class Cut:
     """Rows, by name."""
     channels_first: bool
     """Whether images must come so on a CPU, or had better."""
-    lean: bool
-    """Whether the lean kernels are faster."""
 
     def places(self, name: str) -> Places:
         """The rows and columns of a parameter that stay."""
@@ -77,7 +72,6 @@ class Narrow:
     def __init__(self, model: nn.Module, example_input: Any) -> None:
         self._model = model
         self.params: dict[str, nn.Parameter] = dict(model.named_parameters())
-        self._kernels = available(self.params.values())
         known = _with_known_norms(model)
         self._shapes = {name: p.shape for name, p in known.named_parameters()}
         grouped = {
@@ -159,11 +153,11 @@ class Narrow:
                 if (name, 0) in places
                 for buffer in buffers
             },
-            *self._better(places),
+            self._channels_first(places),
         )
 
-    def _better(self, places: Mapping[tuple[str, int], Tensor]) -> tuple[bool, bool]:
-        """Whether to give images channels first, and whether to run by the lean kernels."""
+    def _channels_first(self, places: Mapping[tuple[str, int], Tensor]) -> bool:
+        """Whether to give images so."""
 
         def left(name: str, dim: int) -> int:
             stay = places.get((name, dim))
@@ -175,8 +169,7 @@ class Narrow:
         unsafe = any(
             self._shapes[name][2:] == (1, 1) and left(name, 1) < NARROW for name in convolutions
         )
-        lean = self._kernels and bool(filters) and (few or max(filters) < _SEVERAL)
-        return few or unsafe, lean
+        return few or unsafe
 
     def forward(
         self, cut: Cut, *arguments: Any, own: Mapping[str, Tensor] = MappingProxyType({})
@@ -195,12 +188,18 @@ class Narrow:
             name: tensors[name].requires_grad_() for name, p in self.params.items()
             if p.requires_grad
         }  # fmt: skip
-        if cut.lean:
-            with LeanPasses():
-                return functional_call(self._model, tensors, side_by_side(arguments)), weights
         if cut.channels_first:
             arguments = channels_first(arguments)
         return functional_call(self._model, tensors, arguments), weights
+
+    def weights(
+        self, cut: Cut, own: Mapping[str, Tensor] = MappingProxyType({})
+    ) -> dict[str, Tensor]:
+        """The weights of the smaller network, for its program."""
+        return {
+            name: (own[name] if name in own else taken(p, *cut.places(name))).detach()
+            for name, p in self.params.items()
+        }
 
     def _tensors(
         self, model: nn.Module, cut: Cut, own: Mapping[str, Tensor] = MappingProxyType({})

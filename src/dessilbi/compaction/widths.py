@@ -9,11 +9,12 @@ import torch
 from torch.nn.functional import kl_div, log_softmax, softmax
 from torch.nn.parallel import DistributedDataParallel
 
+from dessilbi.lean import Programs
 from dessilbi.path import Mask
 from dessilbi.path.layers import make_layers
 from dessilbi.subnet.levels import FULL, density_of, level_of, rank
 from dessilbi.subnet.nesting import SECOND, Nesting
-from dessilbi.subnet.passes import average_over_processes
+from dessilbi.subnet.passes import Run, average_over_processes, backward_through
 from dessilbi.subnet.scores import places
 
 from .ladder import EQUAL, Ladder, Rung, rungs_of
@@ -144,6 +145,7 @@ class NestedWidths(Nesting):
         """Biases and BatchNorm parameters: the filter that each element leaves with, or -1. Filters
         are numbered through all layers, as in a path."""
         self._drawn: tuple[int, ...] = (FULL,)
+        self._programs = Programs(model, refresh)
         self._cuts: dict[int, Cut] = {}
         self._attach()
 
@@ -193,37 +195,82 @@ class NestedWidths(Nesting):
                 one.forget_gradients()  # zero_grad, perhaps of a step that was given up
         self._drawn = self._widths()
         arguments = x if isinstance(x, tuple) else (x,)
+        shared = isinstance(net, DistributedDataParallel)
+        program = self._programs.get(arguments, self._step)
+        run = Run(
+            arguments, loss, weight, shared, program, Run.batch_for(program, arguments)
+        )  # fmt: skip
         largest: tuple[Any, Tensor] | None = None
         for level in self._drawn:
-            if level == FULL:
+            # A wrapper may do more than call the network.
+            if level == FULL and (program is None or not (net is None or net is self._model)):
                 output = (self._model if net is None else net)(*arguments)
                 value = loss(output)
                 torch.autograd.backward(value * weight)
+            elif level == FULL:
+                output, value = self._whole(run)
             else:
-                rung = self._ladder.rungs.get(level)
-                cut, own = (self._cut(level), {}) if rung is None else (rung.cut, rung.own)
-                output, weights = self._narrow.forward(cut, *arguments, own=own)
-                value = loss(output)
-                taught = value if largest is None else self._taught(value, output, largest[0])
-                found = torch.autograd.grad(taught * weight, [*weights.values()], allow_unused=True)
-                gradients = {n: g for n, g in zip(weights, found, strict=True) if g is not None}
-                if isinstance(net, DistributedDataParallel):
-                    average_over_processes(gradients)
-                if rung is not None:
-                    rung.add_gradients({n: gradients.pop(n) for n in own if n in gradients})
-                self._narrow.add_gradients(cut, gradients)
-                if largest is None:
-                    self._restrict(cut)
+                output, value = self._narrower(level, run, largest)
             if largest is None:
                 largest = output.detach(), value.detach()
         assert largest is not None
         return largest
 
-    def _taught(self, value: Tensor, output: Tensor, teacher: Tensor) -> Tensor:
-        if self.teach == 0:
-            return value
-        distance = kl_div(log_softmax(output, 1), softmax(teacher, 1), reduction="batchmean")
-        return (1 - self.teach) * value + self.teach * distance
+    def _whole(self, run: Run) -> tuple[Any, Tensor]:
+        """A pass of the whole network by its program."""
+        assert run.program is not None
+        assert run.batch is not None
+        params = self._narrow.params
+        weights = {name: p.detach() for name, p in params.items()}
+        done = run.program.run(run.batch, weights, self._trained(), remember=True, again=FULL)
+        output, value, gradients = backward_through(done, run)
+        for name, gradient in gradients.items():
+            p = params[name]
+            p.grad = gradient if p.grad is None else p.grad + gradient
+        return output, value
+
+    def _narrower(
+        self, level: int, run: Run, largest: tuple[Any, Tensor] | None
+    ) -> tuple[Any, Tensor]:
+        """A pass of a narrower network, taught by the largest one if that has been before it."""
+        rung = self._ladder.rungs.get(level)
+        cut, own = (self._cut(level), {}) if rung is None else (rung.cut, rung.own)
+
+        teacher = None if largest is None or self.teach == 0 else softmax(largest[0], 1)
+        if run.program is not None and run.batch is not None:
+            weights = self._narrow.weights(cut, own)
+            again = None if rung is None else level
+            done = run.program.run(run.batch, weights, self._trained(), again=again)
+            output, value, gradients = backward_through(
+                done,
+                run,
+                1.0 if teacher is None else 1 - self.teach,
+                # The gradient of the distance below.
+                None
+                if teacher is None
+                else lambda output: (softmax(output, 1) - teacher) * (self.teach / len(output)),
+            )
+        else:
+            output, leaves = self._narrow.forward(cut, *run.arguments, own=own)
+            value = total = run.loss(output)
+            if teacher is not None:
+                distance = kl_div(log_softmax(output, 1), teacher, reduction="batchmean")
+                total = (1 - self.teach) * value + self.teach * distance
+            found = torch.autograd.grad(
+                total * run.weight, [*leaves.values()], allow_unused=True
+            )
+            gradients = {n: g for n, g in zip(leaves, found, strict=True) if g is not None}
+        if run.average:
+            average_over_processes(gradients)
+        if rung is not None:
+            rung.add_gradients({n: gradients.pop(n) for n in own if n in gradients})
+        self._narrow.add_gradients(cut, gradients)
+        if largest is None:
+            self._restrict(cut)
+        return output, value
+
+    def _trained(self) -> list[str]:
+        return [name for name, p in self._narrow.params.items() if p.requires_grad]
 
     def _restrict(self, cut: Cut) -> None:
         held = {p for group in self._opt.param_groups for p in group["params"]}

@@ -1,14 +1,16 @@
 """Forward and backward passes of networks with few weights or few channels, at their own cost."""
 
-from .entries import Dense, Ranked, Sparse
-from .mode import LeanPasses, NotSkippedError, available, side_by_side
+from .entries import Ranked, Sparse
+from .layers import UnsuitedError, examples_last
+from .program import Pass, Program, Programs, available
 
 __all__ = [
-    "Dense",
-    "LeanPasses",
-    "NotSkippedError",
+    "Pass",
+    "Program",
+    "Programs",
     "Ranked",
     "Sparse",
+    "UnsuitedError",
     "available",
-    "side_by_side",
+    "examples_last",
 ]

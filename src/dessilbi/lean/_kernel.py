@@ -1,11 +1,16 @@
-"""The C++ kernel, called with tensors laid out ``[channel, row, column, image]``."""
+"""The C++ kernels, called with tensors laid out ``[channel, row, column, image]``.
+
+What a kernel writes to is made here, so that a :class:`Recorder` can keep it and play the same calls
+again.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -19,52 +24,235 @@ if TYPE_CHECKING:
     Pair = tuple[int, int]
 
 DTYPES = {torch.float32: "f32", torch.float64: "f64"}
+_SOURCES = ("_convolve.cpp", "_entries.cpp", "_layers.cpp", "_vectors.h", "_winograd.h")
 
 
-def _fields(pointers: tuple[str, ...], integers: tuple[str, ...]) -> list[tuple[str, Any]]:
-    return [(n, ctypes.c_void_p) for n in pointers] + [(n, ctypes.c_int64) for n in integers]
+def _fields(
+    pointers: str, integers: str, *others: tuple[str, type[ctypes.c_double]]
+) -> list[tuple[str, Any]]:
+    return [
+        *((name, ctypes.c_void_p) for name in pointers.split()),
+        *((name, ctypes.c_int64) for name in integers.split()),
+        *others,
+    ]
+
+
+class _Convolution(ctypes.Structure):
+    """Mirrors Convolution of the kernel."""
+
+    _fields_ = _fields(
+        "x y weight bias",
+        "inputs outputs images height width out_height out_width window_height window_width "
+        "down right top left by_output by_input turned",
+    )
 
 
 class _Correlation(ctypes.Structure):
     """Mirrors Correlation of the kernel."""
 
     _fields_ = _fields(
-        ("x", "y", "values", "first", "count", "pixels", "bias"),
-        ("rows", "shared", "width", "images", "out_height", "out_width", "down", "right"),
+        "x y values first count pixels bias", "rows width images out_height out_width down right"
     )
+
+
+class _Finish(ctypes.Structure):
+    """Mirrors Finish of the kernel."""
+
+    _fields_ = _fields(
+        "x residual scale shift y mean variance dy dx dresidual dscale dshift",
+        "channels height width images window_height window_width norm relu",
+        ("eps", ctypes.c_double),
+    )
+
+
+class _Average(ctypes.Structure):
+    """Mirrors Average of the kernel."""
+
+    _fields_ = _fields("x y", "channels pixels images")
+
+
+class _Enter(ctypes.Structure):
+    """Mirrors Enter of the kernel."""
+
+    _fields_ = _fields("x y", "images pixels channels")
+
+
+class _Call(ctypes.Structure):
+    """Mirrors Call of the kernel."""
+
+    _fields_ = _fields("function what", "")
 
 
 class _Pooling(ctypes.Structure):
     """Mirrors Pooling of the kernel."""
 
     _fields_ = _fields(
-        (),
-        ("channels", "height", "width", "images", "out_height", "out_width", "window_height",
-         "window_width", "down", "right", "top", "left"),
-    )  # fmt: skip
+        "",
+        "channels height width images out_height out_width window_height window_width down right "
+        "top left",
+    )
 
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The kernel; built on the first call on this machine."""
+    """The kernels; built on the first call on this machine."""
     # What is multiplied and added at once is rounded once, as in the libraries that torch uses.
-    lib = load_kernel(Path(__file__).with_name("_lean.cpp"), "-ffp-contract=fast")
+    here = Path(__file__).parent
+    lib = load_kernel(*(here / name for name in _SOURCES), flags=("-ffp-contract=fast",))
     pointer, integer = ctypes.c_void_p, ctypes.c_int64
     for dtype in DTYPES.values():
         for name, arguments in {
+            "convolve": [pointer, integer],
+            "weight_gradient": [pointer, integer],
             "correlate": [pointer, integer],
             "gradient": [pointer, integer],
             "pad": [pointer, pointer, *[integer] * 10],
+            "finish": [pointer, integer],
+            "finish_gradient": [pointer, integer],
+            "enter": [pointer, integer],
+            "average": [pointer, integer],
+            "average_gradient": [pointer, integer],
             "pool": [pointer, pointer, pointer, pointer, integer],
             "pool_gradient": [pointer, pointer, pointer, pointer, integer],
-            "normalize": [*[pointer] * 6, integer, integer, ctypes.c_double, integer],
-            "normalize_gradient": [*[pointer] * 8, integer, integer, ctypes.c_double, integer],
         }.items():
             function = getattr(lib, f"lean_{name}_{dtype}")
             function.restype, function.argtypes = None, arguments
+    lib.lean_play.restype, lib.lean_play.argtypes = None, [pointer, integer, integer]
     lib.lean_rank.restype = None
     lib.lean_rank.argtypes = [pointer, pointer, integer, integer, integer, *[pointer] * 3]
     return lib
+
+
+@functools.cache
+def _function(name: str, dtype: torch.dtype) -> Any:
+    return getattr(library(), f"lean_{name}_{DTYPES[dtype]}")
+
+
+class Recorder:
+    """Within it, kernels are called as ever; afterwards :meth:`play` makes the same calls again.
+
+    They read and write the same memory, which is kept. What they do not write, the caller puts
+    there.
+    """
+
+    def __init__(self) -> None:
+        self._calls: list[tuple[Any, ctypes.Structure]] = []
+        self.kept: list[Tensor] = []
+        """All that was made."""
+        self._played: Any = None
+
+    def __enter__(self) -> Recorder:
+        assert getattr(_now, "recorder", None) is None
+        _now.recorder = self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _now.recorder = None
+        addresses = (
+            _Call(ctypes.cast(function, ctypes.c_void_p).value, ctypes.addressof(structure))
+            for function, structure in self._calls
+        )
+        self._played = (_Call * len(self._calls))(*addresses)
+
+    def add(self, function: Any, structure: ctypes.Structure) -> None:
+        """A call was made."""
+        self._calls.append((function, structure))
+
+    def play(self) -> None:
+        """Make all calls again."""
+        library().lean_play(
+            ctypes.addressof(self._played), len(self._played), torch.get_num_threads()
+        )
+
+
+_now = threading.local()
+"""``recorder``: the one that is at work in this thread."""
+
+
+def _run(name: str, like: Tensor, structure: ctypes.Structure) -> None:
+    function = _function(name, like.dtype)
+    function(ctypes.addressof(structure), torch.get_num_threads())
+    recorder = getattr(_now, "recorder", None)
+    if recorder is not None:
+        recorder.add(function, structure)
+
+
+def _empty(like: Tensor, *shape: int) -> Tensor:
+    made = like.new_empty(shape)
+    recorder = getattr(_now, "recorder", None)
+    if recorder is not None:
+        recorder.kept.append(made)
+    return made
+
+
+def _at(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+# ---------------------------------------------------------------------- convolutions of all weights
+
+
+class Geometry(NamedTuple):
+    """Stride and padding of a convolution, by height and width."""
+
+    stride: Pair
+    padding: Pair
+
+    def out(self, size: Pair, window: Pair) -> Pair:
+        """The size of what it makes of an image."""
+        high, wide = (
+            (length + 2 * padding - w) // stride + 1
+            for length, w, stride, padding in zip(
+                size, window, self.stride, self.padding, strict=True
+            )
+        )
+        return high, wide
+
+
+def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, how: Geometry) -> Tensor:
+    """A convolution; all tensors are dense."""
+    outputs, inputs, *window = weight.shape
+    _, height, width, images = x.shape
+    out = how.out((height, width), (window[0], window[1]))
+    y = _empty(x, outputs, *out, images)
+    c = _Convolution(
+        x.data_ptr(), y.data_ptr(), weight.data_ptr(), _at(bias), inputs, outputs, images, height,
+        width, *out, *window, *how.stride, *how.padding, *weight.stride()[:2], 0,
+    )  # fmt: skip
+    _run("convolve", x, c)
+    return y
+
+
+def input_gradient(dy: Tensor, weight: Tensor, size: Pair, how: Geometry) -> Tensor:
+    """The gradient of :func:`convolve` by images of a size."""
+    outputs, inputs, *window = weight.shape
+    dx = _empty(dy, inputs, *size, dy.shape[3])
+    by_output, by_input = weight.stride()[:2]
+    c = _Convolution(
+        dy.data_ptr(), dx.data_ptr(), weight.data_ptr(), None, outputs, inputs, *dy.shape[3:],
+        *dy.shape[1:3], *size, *window, *how.stride, *how.padding, by_input, by_output, 1,
+    )  # fmt: skip
+    _run("convolve", dy, c)
+    return dx
+
+
+def weight_gradient(
+    x: Tensor, dy: Tensor, weight: Tensor, how: Geometry, *, bias: bool
+) -> tuple[Tensor, Tensor | None]:
+    """The gradients of :func:`convolve` by its weight and, if that is wanted, its bias."""
+    outputs, inputs, *window = weight.shape
+    _, height, width, images = x.shape
+    found = _empty(weight, *weight.shape)
+    shift = _empty(weight, outputs) if bias else None
+    c = _Convolution(
+        x.data_ptr(), dy.data_ptr(), found.data_ptr(), _at(shift), inputs, outputs, images, height,
+        width, *dy.shape[1:3], *window, *how.stride, *how.padding, *found.stride()[:2], 0,
+    )  # fmt: skip
+    _run("weight_gradient", x, c)
+    return found, shift
+
+
+# ---------------------------------------------------------------------- and of some weights
 
 
 def rank(row: Tensor, level: Tensor, rows: int, levels: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -88,10 +276,6 @@ def rank(row: Tensor, level: Tensor, rows: int, levels: int) -> tuple[Tensor, Te
     return order, up_to, first
 
 
-def _run(name: str, like: Tensor) -> Any:
-    return getattr(library(), f"lean_{name}_{DTYPES[like.dtype]}")
-
-
 def correlate(
     x: Tensor, values: Tensor, bias: Tensor | None, lists: Lists, out: Pair, stride: Pair
 ) -> Tensor:
@@ -108,7 +292,7 @@ def correlate(
     y = x.new_empty(len(lists.first), *out, x.shape[3])
     c = _correlation(x, y, values, lists, out, stride)
     c.bias = _at(bias)
-    _run("correlate", x)(ctypes.addressof(c), torch.get_num_threads())
+    _run("correlate", x, c)
     return y
 
 
@@ -116,7 +300,7 @@ def gradient(x: Tensor, dy: Tensor, lists: Lists, stride: Pair) -> Tensor:
     """The gradient of the entries' values in :func:`correlate`, given that of its result."""
     values = x.new_zeros(lists.values)
     c = _correlation(x, dy, values, lists, (dy.shape[1], dy.shape[2]), stride)
-    _run("gradient", x)(ctypes.addressof(c), torch.get_num_threads())
+    _run("gradient", x, c)
     return values
 
 
@@ -125,8 +309,8 @@ def _correlation(
 ) -> _Correlation:
     return _Correlation(
         x.data_ptr(), y.data_ptr(), values.data_ptr(), lists.first.data_ptr(),
-        lists.count.data_ptr(), lists.pixels.data_ptr(), None, len(lists.first), lists.shared,
-        x.shape[2], x.shape[3], *out, *stride,
+        lists.count.data_ptr(), lists.pixels.data_ptr(), None, len(lists.first), *x.shape[2:],
+        *out, *stride,
     )  # fmt: skip
 
 
@@ -136,64 +320,150 @@ def pad(x: Tensor, size: Pair, first: Pair, step: Pair = (1, 1)) -> Tensor:
     if (height, width) == size and first == (0, 0) and step == (1, 1):
         return x
     out = x.new_empty(channels, *size, images)
-    _run("pad", x)(
+    _function("pad", x.dtype)(
         x.data_ptr(), out.data_ptr(), channels, height, width, images, *size, *first, *step
     )
     return out
 
 
-def pool(x: Tensor, window: Pair, stride: Pair, padding: Pair) -> tuple[Tensor, Tensor]:
-    """The largest number of each window, and where in the window it was."""
-    out = [
-        (size + 2 * p - w) // s + 1
-        for size, w, s, p in zip(x.shape[1:3], window, stride, padding, strict=True)
-    ]
+# ---------------------------------------------------------------------- between convolutions
+
+
+def enter(x: Tensor, into: Tensor) -> None:
+    """A batch as torch has it, examples first, into memory in which they are last."""
+    images, channels, pixels = len(x), 1, x[0].numel()
+    if x.ndim == 4 and not x.is_contiguous():
+        if not x.is_contiguous(memory_format=torch.channels_last):
+            x = x.contiguous()
+        else:
+            channels, pixels = x.shape[1], x.shape[2] * x.shape[3]
+    x = x if channels > 1 else x.contiguous()
+    e = _Enter(x.data_ptr(), into.data_ptr(), images, pixels, channels)
+    _function("enter", x.dtype)(ctypes.addressof(e), 1)
+
+
+class Norm(NamedTuple):
+    """The parameters of a BatchNorm layer."""
+
+    scale: Tensor | None
+    shift: Tensor | None
+    eps: float
+
+
+class Finished(NamedTuple):
+    """What :func:`finish` gives: its result and, if it normalizes, each channel's statistics."""
+
+    y: Tensor
+    mean: Tensor | None
+    variance: Tensor | None
+
+
+def finish(
+    x: Tensor, norm: Norm | None, residual: Tensor | None, window: Pair, relu: bool
+) -> Finished:
+    """``relu(pool(norm(x) + residual))``, each of them or not, in one go.
+
+    Args:
+        x: ``[channel, row, column, image]``, dense.
+        norm: normalizes each channel by its own mean and variance; or ``None``.
+        residual: like x, added behind the norm; or ``None``. Not with pooling.
+        window: of a max pooling whose windows lie side by side; (1, 1) for none.
+        relu: whether to end with it.
+    """
+    channels, height, width, images = x.shape
+    y = _empty(x, channels, height // window[0], width // window[1], images)
+    mean, variance = (None, None) if norm is None else _empty(x, 2, channels)
+    done = Finished(y, mean, variance)
+    _run("finish", x, _finish(x, norm, residual, done, window, relu))
+    return done
+
+
+def finish_gradient(
+    x: Tensor, norm: Norm | None, done: Finished, dy: Tensor, window: Pair, relu: bool, apart: bool
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """The gradients of :func:`finish` by x, the residual, the scale and the shift.
+
+    Args:
+        x: as it was.
+        norm: as it was.
+        done: its result.
+        dy: the gradient of that.
+        window: as it was.
+        relu: as it was.
+        apart: whether the residual's gradient is wanted; it is x's if there is no norm.
+    """
+    dx = _empty(x, *x.shape)
+    f = _finish(x, norm, None, done, window, relu)
+    f.dy, f.dx = dy.data_ptr(), dx.data_ptr()
+    dresidual, dscale, dshift = dx, None, None
+    if norm is not None:
+        dscale, dshift = _empty(x, 2, len(x))
+        f.dscale, f.dshift = dscale.data_ptr(), dshift.data_ptr()
+        if apart:
+            dresidual = _empty(x, *x.shape)
+            f.dresidual = dresidual.data_ptr()
+    _run("finish_gradient", x, f)
+    return dx, dresidual, dscale, dshift
+
+
+def _finish(
+    x: Tensor,
+    norm: Norm | None,
+    residual: Tensor | None,
+    done: Finished,
+    window: Pair,
+    relu: bool,
+) -> _Finish:
+    scale, shift, eps = (None, None, 0.0) if norm is None else norm
+    return _Finish(
+        x.data_ptr(), _at(residual), _at(scale), _at(shift), done.y.data_ptr(), _at(done.mean),
+        _at(done.variance), None, None, None, None, None, *x.shape, *window, norm is not None, relu,
+        eps,
+    )  # fmt: skip
+
+
+def average(x: Tensor) -> Tensor:
+    """The mean of every channel, as an image of one pixel."""
+    channels, height, width, images = x.shape
+    y = _empty(x, channels, 1, 1, images)
+    _run("average", x, _Average(x.data_ptr(), y.data_ptr(), channels, height * width, images))
+    return y
+
+
+def average_gradient(dy: Tensor, size: Pair) -> Tensor:
+    """The gradient of :func:`average`, for images of a size."""
+    channels, _, _, images = dy.shape
+    dx = _empty(dy, channels, *size, images)
+    a = _Average(dx.data_ptr(), dy.data_ptr(), channels, size[0] * size[1], images)
+    _run("average_gradient", dy, a)
+    return dx
+
+
+def total(x: Tensor, other: Tensor) -> Tensor:
+    """The sum of two tensors of one shape."""
+    flat = (1, 1, 1, -1)
+    return finish(x.view(flat), None, other.view(flat), (1, 1), False).y.view(x.shape)
+
+
+def pool(x: Tensor, window: Pair, how: Geometry) -> tuple[Tensor, Tensor]:
+    """The largest number of each window, and where in the window it was; they may overlap."""
+    out = how.out((x.shape[1], x.shape[2]), window)
     y = x.new_empty(x.shape[0], *out, x.shape[3])
     which = torch.empty_like(y, dtype=torch.int32)
-    p = _Pooling(*x.shape, *out, *window, *stride, *padding)
-    _run("pool", x)(
+    p = _Pooling(*x.shape, *out, *window, *how.stride, *how.padding)
+    _function("pool", x.dtype)(
         ctypes.addressof(p), x.data_ptr(), y.data_ptr(), which.data_ptr(), torch.get_num_threads()
     )
     return y, which
 
 
 def pool_gradient(
-    dy: Tensor, which: Tensor, size: torch.Size, window: Pair, stride: Pair, padding: Pair
+    dy: Tensor, which: Tensor, size: tuple[int, ...], window: Pair, how: Geometry
 ) -> Tensor:
     """The gradient of :func:`pool`, for an image of a size."""
     dx = dy.new_empty(size)
-    p = _Pooling(*size, *dy.shape[1:3], *window, *stride, *padding)
-    _run("pool_gradient", dy)(
+    p = _Pooling(*size, *dy.shape[1:3], *window, *how.stride, *how.padding)
+    _function("pool_gradient", dy.dtype)(
         ctypes.addressof(p), dy.data_ptr(), which.data_ptr(), dx.data_ptr(), torch.get_num_threads()
     )
     return dx
-
-
-def normalize(
-    x: Tensor, scale: Tensor | None, shift: Tensor | None, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """What BatchNorm makes of a batch, and the means and variances of its channels."""
-    channels = len(x)
-    y, mean, variance = torch.empty_like(x), x.new_empty(channels), x.new_empty(channels)
-    _run("normalize", x)(
-        x.data_ptr(), _at(scale), _at(shift), y.data_ptr(), mean.data_ptr(), variance.data_ptr(),
-        channels, x[0].numel(), eps, torch.get_num_threads(),
-    )  # fmt: skip
-    return y, mean, variance
-
-
-def normalize_gradient(
-    x: Tensor, dy: Tensor, scale: Tensor | None, mean: Tensor, variance: Tensor, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of :func:`normalize` by its input, its scale and its shift."""
-    dx, dscale, dshift = torch.empty_like(x), torch.empty_like(mean), torch.empty_like(mean)
-    _run("normalize_gradient", x)(
-        x.data_ptr(), dy.data_ptr(), _at(scale), mean.data_ptr(), variance.data_ptr(),
-        dx.data_ptr(), dscale.data_ptr(), dshift.data_ptr(), len(x), x[0].numel(), eps,
-        torch.get_num_threads(),
-    )  # fmt: skip
-    return dx, dscale, dshift
-
-
-def _at(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()

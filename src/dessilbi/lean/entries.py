@@ -31,46 +31,8 @@ class Lists:
     """How many entries of each row there are; int32."""
     pixels: Tensor
     """What an entry reads: pixels from the beginning of a padded image; int32."""
-    shared: bool
-    """Whether all rows have the same pixels, which then are there once."""
     values: int
     """Values of all rows, those that are not there now included."""
-
-
-class Dense:
-    """All weights of a layer; their values are the weight itself.
-
-    Args:
-        shape: outputs, inputs, height and width of the window.
-    """
-
-    def __init__(self, shape: Shape) -> None:
-        self.shape = shape
-        self._known: dict[tuple[int, int, bool], Lists] = {}
-
-    def lists(self, height: int, width: int, *, turned: bool = False) -> Lists:
-        """The entries over images of a padded size.
-
-        Args:
-            height: of the padded image.
-            width: of the padded image.
-            turned: by input, as the gradient needs them.
-        """
-        key = (height, width, turned)
-        if key not in self._known:
-            outputs, inputs, *window = self.shape
-            rows, read = (inputs, outputs) if turned else (outputs, inputs)
-            places = (torch.arange(n) for n in (read, *window))
-            channel, i, j = torch.meshgrid(*places, indexing="ij")
-            pixels = ((channel * height + i) * width + j).flatten().int()
-            count = torch.full((rows,), len(pixels), dtype=torch.int32)
-            first = torch.arange(rows) * len(pixels)
-            self._known[key] = Lists(first, count, pixels, shared=True, values=rows * len(pixels))
-        return self._known[key]
-
-    def turned(self, values: Tensor) -> Tensor:
-        """Values in the order of the turned lists."""
-        return values.view(self.shape).transpose(0, 1).flip(2, 3).contiguous()
 
 
 class Ranked:
@@ -143,10 +105,16 @@ class Sparse:
         self._ranked, self._level = ranked, level
 
     def lists(self, height: int, width: int, *, turned: bool = False) -> Lists:
-        """See :meth:`Dense.lists`."""
+        """The entries over images of a padded size.
+
+        Args:
+            height: of the padded image.
+            width: of the padded image.
+            turned: by input, as the gradient needs them.
+        """
         rows = self._ranked.rows(turned=turned)
         pixels = self._ranked.pixels(height, width, turned=turned)
-        return Lists(rows.first, rows.up_to[self._level], pixels, False, len(pixels))
+        return Lists(rows.first, rows.up_to[self._level], pixels, len(pixels))
 
     def turned(self, values: Tensor) -> Tensor:
         """Values in the order of the turned lists."""

@@ -42,20 +42,22 @@ def library() -> ctypes.CDLL:
     return lib
 
 
-def load_kernel(source: Path, *flags: str) -> ctypes.CDLL:
-    """The library made of a source file; built on the first call on this machine.
+def load_kernel(*sources: Path, flags: tuple[str, ...] = ()) -> ctypes.CDLL:
+    """The library made of source files; built on the first call on this machine.
 
     Args:
-        source: C++ with a plain C interface.
+        sources: C++ with a plain C interface; headers, too, which the others include.
         flags: for the compiler, beside :data:`FLAGS`.
     """
     compiler = _compiler()
     tuned = "-mcpu=native" if platform.machine() in {"arm64", "aarch64"} else "-march=native"
-    command = [*compiler, *FLAGS, *flags, tuned, str(source)]
+    options = [*compiler, *FLAGS, *flags, tuned]
+    command = [*options, *(str(source) for source in sources if source.suffix != ".h")]
     # A home directory may be shared by machines with different processors and compilers.
     version = _output([*compiler, "--version"])
-    key = "\n".join([source.read_text(), *command[:-1], version, _processor()])
-    name = f"{source.stem}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
+    texts = [source.read_text() for source in sources]
+    key = "\n".join([*texts, *options, version, _processor()])
+    name = f"{sources[0].stem}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
     with contextlib.suppress(OSError):
         return _load(cache_dir("kernels") / name, command)
     # Built for this process alone: in a folder that all users share, whoever knows its name could

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
-from dessilbi.lean import side_by_side
+from dessilbi.lean import Programs
 from dessilbi.optim._keep import Keeper
 
 from .levels import FULL, density_of, level_of
@@ -126,6 +125,7 @@ class NestedTraining(Nesting):
         self._levels_drawn: tuple[int, ...] = (FULL,)
         self._keepers: dict[Tensor, Keeper] = {}
         self._passes = SubnetPasses(model, {}, ())
+        self._programs = Programs(model, refresh)
         self._moves: dict[Tensor, Tensor] = {}
         self._dense: list[tuple[Tensor, Tensor]] = []
         self._resting: list[tuple[_BatchNorm, float | None, Tensor]] = []
@@ -183,23 +183,26 @@ class NestedTraining(Nesting):
         self._begin_step()
         self._levels_drawn = self._two_drawn()
         arguments = x if isinstance(x, tuple) else (x,)
-        net = self._model if net is None else net
-        run = Run(arguments, loss, weight, average=isinstance(net, DistributedDataParallel))
-        if any(self._passes.skips(level) for level in self._levels_drawn):
-            run = replace(run, close=side_by_side(arguments))
+        shared = isinstance(net, DistributedDataParallel)
+        program = self._programs.get(arguments, self._step)
+        run = Run(
+            arguments, loss, weight, shared, program, Run.batch_for(program, arguments)
+        )  # fmt: skip
         large, *small = self._levels_drawn
         for level in small:
             self._apart(level, run)
-        if self._passes.skips(large):
+        # A wrapper may do more than call the network.
+        if program is not None and (net is None or net is self._model):
             found = self._apart(large, run)
-            for keeper in self._keepers.values():
-                keeper.mark(large)
-            self._opt.restrict(self._moves)
+            if large < FULL:
+                for keeper in self._keepers.values():
+                    keeper.mark(large)
+            self._opt.restrict(self._moves if large < FULL else {})
             return found
         self._enter(large)
         done = False
         try:
-            output = net(*arguments)
+            output = (self._model if net is None else net)(*arguments)
             value = loss(output)
             torch.autograd.backward(value * weight)
             done = True
@@ -209,18 +212,16 @@ class NestedTraining(Nesting):
 
     def _apart(self, level: int, run: Run) -> tuple[Any, Tensor]:
         """A pass that adds its own gradients only: those of the step's other networks stay."""
-        found = None
         self._open = True
         try:
+            if run.program is not None:
+                remember = level == FULL or self.full == 0
+                return self._passes.by_program(level, run, remember=remember)
             self._rest_norms()
-            if self._passes.skips(level):
-                found = self._passes.skipping(level, run)
-            if found is None:
-                self._put_in_place(level)
-                found = self._passes.masked(level, run)
+            self._put_in_place(level)
+            return self._passes.masked(level, run)
         finally:
             self._leave(level, done=False)
-        return found
 
     def _begin_step(self) -> None:
         if self._open:

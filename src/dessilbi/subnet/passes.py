@@ -11,19 +11,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from dessilbi.lean import LeanPasses, NotSkippedError, Ranked, available
+from dessilbi.lean import Ranked
+
+from .levels import FULL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from torch import Tensor, nn
 
+    from dessilbi.lean import Pass, Program
     from dessilbi.optim._keep import Keeper
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a pass is made with."""
+    """What the passes of a step are made with."""
 
     arguments: tuple[Any, ...]
     """Of the network."""
@@ -33,8 +36,43 @@ class Run:
     """Factor of the gradients."""
     average: bool
     """Whether to take the mean of the gradients over all processes."""
-    close: tuple[Any, ...] = ()
-    """The arguments with the images of a batch side by side, for passes that skip weights."""
+    program: Program | None
+    """What the network does, by the lean kernels; ``None`` if torch has to run it."""
+    batch: Tensor | None
+    """The argument as the program takes it."""
+
+    @staticmethod
+    def batch_for(program: Program | None, arguments: tuple[Any, ...]) -> Tensor | None:
+        """The argument as a program takes it."""
+        return None if program is None else program.enter(arguments[0])
+
+
+def backward_through(
+    done: Pass,
+    run: Run,
+    share: float = 1.0,
+    others: Callable[[Tensor], Tensor] | None = None,
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """The loss and the backward pass of a program's forward pass.
+
+    Args:
+        done: the forward pass.
+        run: with the loss.
+        share: of the loss in what gradients are of.
+        others: what else they are of: its gradient by the output.
+
+    Returns:
+        Output, loss, and the gradients of weights that took part.
+    """
+    output = done.output.detach().requires_grad_()
+    value = run.loss(output)
+    # Also what else the loss depends on and asks for gradients gets them, as ever.
+    torch.autograd.backward(value * (run.weight * share))
+    output, gradient = output.detach(), output.grad
+    if others is not None:
+        more = others(output) * run.weight
+        gradient = more if gradient is None else gradient + more
+    return output, value.detach(), {} if gradient is None else done.backward(gradient)
 
 
 class SubnetPasses:
@@ -51,73 +89,76 @@ class SubnetPasses:
         self, model: nn.Module, keepers: Mapping[Tensor, Keeper], highest: Iterable[int]
     ) -> None:
         self._model, self._keepers = model, keepers
-        self._highest = sorted(highest) if _fit(model, keepers) else []
+        self._params = dict(model.named_parameters())
+        self._highest = sorted(highest)
         self._others = [p for p in model.parameters() if p not in keepers]
         self._ranked: dict[int, dict[Tensor, Ranked]] = {}
 
-    def skips(self, level: int) -> bool:
-        """Whether a pass costs what the weights of its level do; then the network stays whole."""
-        return any(level <= highest for highest in self._highest)
-
-    def _lists(self, level: int) -> dict[Tensor, Ranked]:
-        highest = next(one for one in self._highest if level <= one)
+    def _lists(self, level: int, program: Program) -> dict[Tensor, Ranked]:
+        """The weights up to a level that a program can do without the others of."""
+        highest = next((one for one in self._highest if level <= one), None)
+        if highest is None:
+            return {}
         if highest not in self._ranked:
             self._ranked[highest] = {
-                p: Ranked(keeper.levels, highest) for p, keeper in self._keepers.items()
+                p: Ranked(self._keepers[p].levels, highest)
+                for name, p in self._params.items()
+                if p in self._keepers and name in program.skippable
             }
         return self._ranked[highest]
 
-    def skipping(self, level: int, run: Run) -> tuple[Any, Tensor] | None:
-        """A pass that skips what is not there.
+    def by_program(self, level: int, run: Run, *, remember: bool) -> tuple[Any, Tensor]:
+        """A pass by the lean kernels; what is not there costs nothing where it is much.
 
-        Returns:
-            Output and loss; ``None`` if the network uses its weights in ways that the kernels do
-            not know, which then holds for all passes of this ranking.
+        Args:
+            level: of the subnetwork.
+            run: with a program.
+            remember: whether running statistics of BatchNorm follow.
         """
-        ranked = self._lists(level)
-        values = {
-            p: p.detach().flatten().index_select(0, r.index).requires_grad_(p.requires_grad)
-            for p, r in ranked.items()
-        }
-        try:
-            with LeanPasses({p: (r.at(level), values[p]) for p, r in ranked.items()}):
-                output = self._model(*run.close)
-        except NotSkippedError:
-            self._highest = []
-            return None
-        value = run.loss(output)
-        for p, gradient in self._gradients(value, values, run):
-            _add_at(p, ranked[p].index, gradient)
-        return output.detach(), value.detach()
+        program, batch = run.program, run.batch
+        assert program is not None
+        assert batch is not None
+        ranked = self._lists(level, program)
+        weights: dict[str, Any] = {}
+        for name, p in self._params.items():
+            if level == FULL or p not in self._keepers:
+                weights[name] = p.detach()
+            elif p in ranked:
+                lists = ranked[p]
+                values = p.detach().flatten().index_select(0, lists.index)
+                weights[name] = (lists.at(level), values)
+            else:
+                weights[name] = self._keepers[p].weights(p.detach(), level)
+        wanted = [name for name, p in self._params.items() if p.requires_grad]
+        again = "whole" if level == FULL else None
+        done = program.run(batch, weights, wanted, remember=remember, again=again)
+        output, value, gradients = backward_through(done, run)
+        if run.average:
+            average_over_processes(gradients)
+        for name, gradient in gradients.items():
+            p = self._params[name]
+            if level < FULL and p in ranked:
+                _add_at(p, ranked[p].index, gradient)
+                continue
+            if level < FULL and p in self._keepers:
+                self._keepers[p].gradient(gradient, level)
+            p.grad = gradient if p.grad is None else p.grad + gradient
+        return output, value
 
     def masked(self, level: int, run: Run) -> tuple[Any, Tensor]:
         """A pass of the whole network, the weights of the subnetwork in place."""
         output = self._model(*run.arguments)
         value = run.loss(output)
-        for p, gradient in self._gradients(value, {p: p for p in self._keepers}, run):
-            self._keepers[p].gradient(gradient, level)
-            p.grad = gradient if p.grad is None else p.grad + gradient
-        return output.detach(), value.detach()
-
-    def _gradients(
-        self, value: Tensor, leaves: Mapping[Tensor, Tensor], run: Run
-    ) -> list[tuple[Tensor, Tensor]]:
-        """Those of ranked weights, which are seen as leaves; others are added where they belong."""
-        seen = {p: leaf for p, leaf in leaves.items() if leaf.requires_grad}
-        seen |= {p: p for p in self._others if p.requires_grad}
-        found = torch.autograd.grad(value * run.weight, [*seen.values()], allow_unused=True)
+        seen = [p for p in (*self._keepers, *self._others) if p.requires_grad]
+        found = torch.autograd.grad(value * run.weight, seen, allow_unused=True)
         known = {p: g for p, g in zip(seen, found, strict=True) if g is not None}
         if run.average:
             average_over_processes(known)
         for p, gradient in known.items():
-            if p not in self._keepers:
-                p.grad = gradient if p.grad is None else p.grad + gradient
-        return [(p, gradient) for p, gradient in known.items() if p in self._keepers]
-
-
-def _fit(model: nn.Module, keepers: Iterable[Tensor]) -> bool:
-    """Whether there are kernels: for linear layers and convolutions, on a CPU with a compiler."""
-    return all(p.ndim in (2, 4) for p in keepers) and available(model.parameters())
+            if p in self._keepers:
+                self._keepers[p].gradient(gradient, level)
+            p.grad = gradient if p.grad is None else p.grad + gradient
+        return output.detach(), value.detach()
 
 
 @torch.no_grad()
