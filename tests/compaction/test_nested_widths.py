@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import itertools
 import os
 import subprocess
@@ -19,8 +18,8 @@ from torch.nn.functional import cross_entropy, kl_div, log_softmax, softmax
 from compilers import needs_compiler
 from dessilbi import DessiLBI, NestedWidths, PathRecorder, SolutionPath, project, split_parameters
 from dessilbi.compaction import CompactError, compact
-from dessilbi.compaction import narrow as narrow_module
 from dessilbi.compaction.narrow import Narrow
+from dessilbi.lean import Program
 from dessilbi.path import Mask
 from dessilbi.subnet.levels import density_of, level_of
 
@@ -364,9 +363,8 @@ class Strided(nn.Module):
 )
 @pytest.mark.parametrize("channels", [1, 3])
 def test_narrow_passes_that_need_it_are_given_channels_first(
-    kernel: int, kept: int, plain: bool, channels: int, monkeypatch: pytest.MonkeyPatch
+    kernel: int, kept: int, plain: bool, channels: int
 ) -> None:
-    monkeypatch.setattr(narrow_module, "available", lambda _: False)  # no compiler
     net = Strided(kernel, channels)
     shape = (2, channels, 6, 6)
     strides = (36 * channels, 1, 6 * channels, channels)  # last, also of a single channel
@@ -379,22 +377,21 @@ def test_narrow_passes_that_need_it_are_given_channels_first(
 
 
 @needs_compiler
-@pytest.mark.parametrize(("kept", "lean"), [(7, True), (15, True), (32, False)])
-def test_narrow_passes_are_lean_if_that_is_faster(kept: int, lean: bool) -> None:
+@pytest.mark.parametrize("kept", [1, 7, 16, 32])
+def test_a_narrow_pass_by_the_kernels_is_torchs(kept: int) -> None:
     net = Strided(3, 3).double()
-    x = torch.rand(5, 3, 6, 6, dtype=torch.float64)
+    x = torch.rand(9, 3, 6, 6, dtype=torch.float64)
     narrow = Narrow(net, x)
     cut = narrow.cut([torch.arange(one.channels) < kept for one in narrow.sets])
-    assert cut.lean is lean
-    output, weights = narrow.forward(cut, x)
-    by_torch, same = narrow.forward(dataclasses.replace(cut, lean=False), x)
-    torch.testing.assert_close(output, by_torch)
-    for mine, torchs in zip(
-        torch.autograd.grad(output.square().sum(), [*weights.values()]),
-        torch.autograd.grad(by_torch.square().sum(), [*same.values()]),
-        strict=True,
-    ):
-        torch.testing.assert_close(mine, torchs)
+    program = Program(net)
+    names = list(narrow.params)
+    done = program.run(program.enter(x), narrow.weights(cut), names)
+    by_torch, leaves = narrow.forward(cut, x)
+    torch.testing.assert_close(done.output, by_torch)
+    wanted = torch.autograd.grad(by_torch.square().sum(), [*leaves.values()])
+    found = done.backward(2 * done.output)
+    for name, gradient in zip(leaves, wanted, strict=True):
+        torch.testing.assert_close(found[name], gradient)
 
 
 @pytest.mark.parametrize("lean", [True, False])
@@ -408,17 +405,20 @@ def test_nothing_is_written_beyond_its_memory(lean: bool) -> None:
 import sys
 import torch
 sys.path[:0] = {[str(Path(__file__).parent), str(Path(__file__).parents[1])]!r}
-from dessilbi.compaction import narrow as module
 from dessilbi.compaction.narrow import Narrow
+from dessilbi.lean import Program
 from {__name__} import Strided
-if not {lean}:
-    module.available = lambda _: False
 torch.set_num_threads(1)
 x = torch.rand(8, 3, 8, 8).contiguous(memory_format=torch.channels_last)
 net = Strided(1, 3)
 narrow = Narrow(net, x)
 for kept in range(2, 9):
     cut = narrow.cut([torch.arange(one.channels) < kept for one in narrow.sets])
+    if {lean}:
+        program = Program(net)
+        done = program.run(program.enter(x), narrow.weights(cut), list(narrow.params))
+        done.backward(torch.ones_like(done.output))
+        continue
     output, weights = narrow.forward(cut, x)
     torch.autograd.grad(output.sum(), list(weights.values()))
 """

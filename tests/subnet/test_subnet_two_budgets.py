@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy, linear
 
 from compilers import needs_compiler
 from dessilbi import DessiLBI, split_parameters
+from dessilbi.lean import program
 from dessilbi.optim._reference import Reference
 from dessilbi.subnet import NestedTraining, passes
 
@@ -25,7 +26,7 @@ NESTED: dict[str, Any] = {"refresh": 4, "lowest": 0.02, "large": 0.7, **EARLY}
 @pytest.fixture(params=KERNELS, ids=["skipping", "masked"])
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     if not request.param:
-        monkeypatch.setattr(passes, "available", lambda _: False)
+        monkeypatch.setattr(program, "available", lambda _: False)
     return bool(request.param)
 
 
@@ -38,20 +39,21 @@ def train(net: nn.Module, opt: DessiLBI, nested: NestedTraining, start: int, sto
 
 
 class Counted(passes.SubnetPasses):
-    """How many passes skipped weights."""
+    """How many passes were made by the kernels, and how many of those skipped weights."""
 
-    skipped = 0
+    made = skipped = 0
 
-    def skipping(self, level: int, run: passes.Run) -> tuple[Any, Tensor] | None:
-        found = super().skipping(level, run)
-        Counted.skipped += found is not None
-        return found
+    def by_program(self, level: int, run: passes.Run, *, remember: bool) -> tuple[Any, Tensor]:
+        assert run.program is not None
+        Counted.made += 1
+        Counted.skipped += bool(self._lists(level, run.program))
+        return super().by_program(level, run, remember=remember)
 
 
 def test_gradients_of_both_networks_add_up(kernels: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against gradients of the masked weights and the literal reference, step by step."""
     monkeypatch.setattr("dessilbi.subnet.nested.SubnetPasses", Counted)
-    Counted.skipped = 0
+    Counted.made = Counted.skipped = 0
     net, opt = make()
     # Else a filter that is not there is 0 before its ReLU but for rounding, which decides.
     nn.init.normal_(net.norm.bias)
@@ -89,7 +91,9 @@ def test_gradients_of_both_networks_add_up(kernels: bool, monkeypatch: pytest.Mo
             reference.step(total[name], masks[0][name] if name in twins else None)
             torch.testing.assert_close(net.get_parameter(name).detach(), reference.W)
     assert {len(budgets) for budgets in drawn} == {1, 2}
-    assert (Counted.skipped > 20) is kernels
+    assert Counted.made == (sum(map(len, drawn)) if kernels else 0)
+    assert (Counted.skipped > 10) is kernels
+    assert Counted.skipped < Counted.made or not kernels, "most of the weights are not skipped"
 
 
 def test_both_ways_draw_what_they_should(kernels: bool) -> None:
@@ -196,7 +200,7 @@ def test_weights_that_no_kernel_can_skip(
     found = []
     for available in (True, False):
         if not available:
-            monkeypatch.setattr(passes, "available", lambda _: False)
+            monkeypatch.setattr(program, "available", lambda _: False)
         torch.manual_seed(0)
         net = kind().double()
         opt = DessiLBI(net.named_parameters(), **OPTIONS)

@@ -256,9 +256,7 @@ class NestedWidths(Nesting):
             if teacher is not None:
                 distance = kl_div(log_softmax(output, 1), teacher, reduction="batchmean")
                 total = (1 - self.teach) * value + self.teach * distance
-            found = torch.autograd.grad(
-                total * run.weight, [*leaves.values()], allow_unused=True
-            )
+            found = torch.autograd.grad(total * run.weight, [*leaves.values()], allow_unused=True)
             gradients = {n: g for n, g in zip(leaves, found, strict=True) if g is not None}
         if run.average:
             average_over_processes(gradients)

@@ -1,7 +1,7 @@
 """The C++ kernels, called with tensors laid out ``[channel, row, column, image]``.
 
-What a kernel writes to is made here, so that a :class:`Recorder` can keep it and play the same calls
-again.
+What a kernel writes to is made here, so that a :class:`Recorder` can keep it and play the same
+calls again.
 """
 
 from __future__ import annotations

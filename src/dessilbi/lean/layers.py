@@ -4,6 +4,8 @@ Tensors have their examples last in memory, ``[channel, row, column, image]`` or
 example]``, and are dense.
 """
 
+# ruff: noqa: D102 - what Layer says of its methods is not said again
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -25,6 +27,10 @@ if TYPE_CHECKING:
     Pair = tuple[int, int]
     Weight = Tensor | tuple[Sparse, Tensor]
     Gradients = dict[str, Tensor]
+
+
+NEXT = Geometry((1, 1), (0, 0))
+"""Every pixel, and no padding."""
 
 
 class UnsuitedError(RuntimeError):
@@ -94,7 +100,7 @@ class Convolution(Layer):
 
     weight: str
     bias: str | None
-    how: Geometry = Geometry((1, 1), (0, 0))
+    how: Geometry = NEXT
 
     @property
     def weights(self) -> tuple[str, ...]:
@@ -124,8 +130,10 @@ class Convolution(Layer):
     ) -> tuple[Tensor | None, ...]:
         weight = weights[self.weight]
         if isinstance(weight, torch.Tensor):
-            return (self._dense_backward(*kept, dy, wanted),)
-        return (self._sparse_backward(*weight, *kept, dy, wanted),)
+            image, weight = kept
+            return (self._dense_backward(image, weight, dy, wanted),)
+        padded, size = kept
+        return (self._sparse_backward(*weight, padded, size, dy, wanted),)
 
     def _dense_backward(
         self, image: Tensor, weight: Tensor, dy: Tensor, wanted: Wanted

@@ -22,8 +22,18 @@ from dessilbi.optim._native import KernelBuildError
 
 from ._kernel import DTYPES, Geometry, enter, library, total
 from .layers import (
-    Average, ByTorch, Convolution, Finish, Flatten, Layer, Linear, MaxPool, UnsuitedError, Wanted,
-    examples_first, examples_last,
+    Average,
+    ByTorch,
+    Convolution,
+    Finish,
+    Flatten,
+    Layer,
+    Linear,
+    MaxPool,
+    UnsuitedError,
+    Wanted,
+    examples_first,
+    examples_last,
 )  # fmt: skip
 from .replay import Replays
 

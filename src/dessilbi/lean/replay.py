@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ._kernel import Recorder
-from .layers import examples_first
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -23,9 +23,8 @@ if TYPE_CHECKING:
 
     from dessilbi.optim import DessiLBI
 
-SKIPPED = (0.1, 0.3)
-"""Up to these densities a subnetwork runs by kernels that skip what is not there, if there are any;
-the smaller one has shorter lists."""
+SKIPPED = 0.15
+"""Up to this density kernels that skip what is not there are faster than those that do not."""
 
 
 class NestedTraining(Nesting):
@@ -263,7 +262,7 @@ class NestedTraining(Nesting):
                 by_weight.copy_(layer.expand(level))
             self._keepers[p] = Keeper(by_weight, native=self._native)
         self._moves = {p: keeper.inside for p, keeper in self._keepers.items()}
-        few = {level_of(density, self.lowest) for density in (self._middle, *SKIPPED)}
+        few = {level_of(min(density, SKIPPED), self.lowest) for density in (self._middle, 1.0)}
         self._passes = SubnetPasses(self._model, self._keepers, few)
 
     @property

@@ -130,7 +130,7 @@ class SubnetPasses:
             else:
                 weights[name] = self._keepers[p].weights(p.detach(), level)
         wanted = [name for name, p in self._params.items() if p.requires_grad]
-        again = "whole" if level == FULL else None
+        again = None if ranked else "whole" if level == FULL else "masked"
         done = program.run(batch, weights, wanted, remember=remember, again=again)
         output, value, gradients = backward_through(done, run)
         if run.average:
