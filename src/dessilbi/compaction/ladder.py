@@ -20,7 +20,7 @@ from dessilbi.subnet.levels import FULL, level_of
 from .narrow import put, taken
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
     from torch import Tensor
@@ -54,50 +54,84 @@ class Rung:
     def __init__(self, narrow: Narrow, opt: DessiLBI, cut: Cut) -> None:
         self.cut = cut
         self._leader = opt
-        held = {p for group in opt.param_groups for p in group["params"]}
-        self._whole = {n: p for n, p in narrow.params.items() if p in held and p.requires_grad}
-        self.own: dict[str, nn.Parameter] = {
-            name: nn.Parameter(taken(p.detach(), *cut.places(name)).clone())
-            for name, p in self._whole.items()
-        }
-        """The weights, narrow."""
-        self._opt = DessiLBI(
-            [
-                {"params": [self.own[name] for name in names], "penalty": None, **options}
-                for names, options in self._groups()
-            ]
-        )
-        for name, p in self.own.items():
-            buffer = opt.state.get(self._whole[name], {}).get("momentum_buffer")
-            if buffer is not None:
-                self._opt.state[p]["momentum_buffer"] = taken(buffer, *cut.places(name)).clone()
+        name_of = {p: name for name, p in narrow.params.items()}
+        self._whole: dict[str, nn.Parameter] = {}
+        self.own: dict[str, Tensor] = {}
+        """The weights, narrow. Those of a group lie one behind the other in a single parameter, so
+        that a step has few tensors to look after."""
+        self._gradients: dict[str, Tensor] = {}
+        self._momentum: dict[str, Tensor] = {}
+        self._followed: list[int] = []
+        """The groups of the whole network's optimizer that this one's follow."""
+        self._known: set[str] = set()
+        """Whose gradients there are."""
+        groups: list[dict[str, Any]] = []
+        buffers: list[Tensor] = []
+        for number, group in enumerate(opt.param_groups):
+            held = {name_of[p]: p for p in group["params"] if p in name_of and p.requires_grad}
+            if held:
+                self._whole |= held
+                flat = nn.Parameter(self._row(held))
+                flat.grad = torch.zeros_like(flat)
+                momentum = {n: opt.state.get(p, {}).get("momentum_buffer") for n, p in held.items()}
+                buffers.append(self._row(momentum))
+                self.own |= self._parts(flat.detach(), held)
+                self._gradients |= self._parts(flat.grad, held)
+                self._momentum |= self._parts(buffers[-1], held)
+                self._followed.append(number)
+                groups.append({"params": [flat], "penalty": None, **_options(group)})
+        self._opt = DessiLBI(groups)
+        for group, buffer in zip(self._opt.param_groups, buffers, strict=True):
+            if group["momentum"] != 0:
+                self._opt.state[group["params"][0]]["momentum_buffer"] = buffer
 
-    def _groups(self) -> Iterator[tuple[list[str], dict[str, Any]]]:
-        """Names and options of the groups of the whole network's optimizer."""
-        name_of = {p: name for name, p in self._whole.items()}
-        for group in self._leader.param_groups:
-            names = [name_of[p] for p in group["params"] if p in name_of]
-            if names:
-                yield names, {option: group[option] for option in _FOLLOWED}
+    def _row(self, tensors: Mapping[str, Tensor | None]) -> Tensor:
+        """What stays of some tensors, one behind the other; zeros for what there is not."""
+        parts = [
+            taken(
+                torch.zeros_like(self._whole[name]) if t is None else t.detach(),
+                *self.cut.places(name),
+            ).flatten()
+            for name, t in tensors.items()
+        ]
+        return torch.cat(parts)
+
+    def _parts(self, row: Tensor, names: Iterable[str]) -> dict[str, Tensor]:
+        """The same in their own shapes, in the same memory."""
+        shapes = {
+            name: taken(self._whole[name].detach(), *self.cut.places(name)).shape for name in names
+        }
+        parts = torch.split(row, [shape.numel() for shape in shapes.values()])
+        return {
+            name: part.view(shape)
+            for part, (name, shape) in zip(parts, shapes.items(), strict=True)
+        }
 
     # ------------------------------------------------------------------ a step
 
+    @torch.no_grad()
     def add_gradients(self, gradients: Mapping[str, Tensor]) -> None:
         """Add to the gradients."""
         for name, gradient in gradients.items():
-            p = self.own[name]
-            p.grad = gradient if p.grad is None else p.grad + gradient
+            if name in self._known:
+                self._gradients[name].add_(gradient)
+            else:
+                self._gradients[name].copy_(gradient)
+                self._known.add(name)
 
     def forget_gradients(self) -> None:
         """As ``zero_grad`` does."""
-        self._opt.zero_grad()
+        self._known.clear()
 
     def step(self) -> None:
         """Move as the whole network's optimizer moves weights without a twin."""
-        for mine, (_, options) in zip(self._opt.param_groups, self._groups(), strict=True):
-            mine.update(options)  # a schedule changes them
+        for name, gradient in self._gradients.items():
+            if name not in self._known:
+                gradient.zero_()
+        for mine, number in zip(self._opt.param_groups, self._followed, strict=True):
+            mine.update(_options(self._leader.param_groups[number]))  # a schedule changes them
         self._opt.step()
-        self._opt.zero_grad()
+        self.forget_gradients()
 
     # ------------------------------------------------------------------ what came of it
 
@@ -108,13 +142,17 @@ class Rung:
             for name, p in self.own.items()
         }
 
+    @property
+    def _remembers(self) -> bool:
+        return any(self._opt.state.values())
+
     def state_dict(self, level: int) -> dict[str, Tensor]:
         """Weights and momentum, and where they belong in the whole network."""
         found: dict[str, Tensor] = {}
         start = f"{_PREFIX}{level}."
         for name, p in self.own.items():
             found[f"{start}weight.{name}"] = p.detach()
-            buffer = self._opt.state.get(p, {}).get("momentum_buffer")
+            buffer = self._momentum[name] if self._remembers else None
             rows, columns = self.cut.places(name)
             for kind, tensor in (("momentum", buffer), ("rows", rows), ("columns", columns)):
                 if tensor is not None:
@@ -134,7 +172,11 @@ class Rung:
             p.copy_(saved)
             buffer = state.get(f"{_PREFIX}{level}.momentum.{name}")
             if buffer is not None:
-                self._opt.state[p]["momentum_buffer"] = buffer.to(p.device, p.dtype, copy=True)
+                self._momentum[name].copy_(buffer)
+
+
+def _options(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {option: group[option] for option in _FOLLOWED}
 
 
 class Ladder:
