@@ -14,12 +14,27 @@ struct Correlation {
     const void *x;         // [..][height][width][images], padded
     void *y;               // [rows][out_height][out_width][images]: written forward, read for the gradient
     void *values;          // one an entry: read forward, written for the gradient
-    const int64_t *first;  // by row, its first entry
+    const int64_t *first;  // by row, its first entry; and the end of the last row
     const int32_t *count;  // by row, how many of its entries there are; the others are taken for zero
     const int32_t *pixels; // by entry
-    const void *bias;      // null or one a row
+    void *bias;            // null or one a row: read forward, written for the gradient
     int64_t rows, width, images;
     int64_t out_height, out_width, step_height, step_width;
+};
+
+// x [channels][height][width][images] into zeros, its first pixel at (top, left), the others `down` and `right` apart.
+struct Padding {
+    const void *x;
+    void *y;
+    int64_t channels, height, width, images, out_height, out_width, top, left, down, right;
+};
+
+// y[i] = x[index[i]]
+struct Gathering {
+    const void *x;
+    void *y;
+    const int64_t *index;
+    int64_t count;
 };
 
 }  // extern "C"
@@ -118,6 +133,16 @@ void gradient_row(const Correlation &c, int64_t row) {
         for (int64_t k = 0; k < lanes; ++k) sum += sums[e * lanes + k];
         static_cast<T *>(c.values)[c.first[row] + e] = sum;
     }
+    T *values = static_cast<T *>(c.values);
+    std::fill(values + c.first[row] + entries, values + c.first[row + 1], T(0));
+    if (c.bias) {
+        const int64_t area = runs.lines * runs.out_step;
+        const T *__restrict y = static_cast<const T *>(c.y) + row * area;
+        T sum = 0;
+#pragma omp simd reduction(+ : sum)
+        for (int64_t i = 0; i < area; ++i) sum += y[i];
+        static_cast<T *>(c.bias)[row] = sum;
+    }
 }
 
 template <typename T, bool kGradient>
@@ -132,27 +157,31 @@ void for_rows(const Correlation &c, int64_t threads) {
     });
 }
 
-// x [channels][height][width][images] into zeros, its first pixel at (top, left), the others `step` apart.
 template <typename T>
-void pad(const T *x, T *out, int64_t channels, int64_t height, int64_t width, int64_t images, int64_t out_height,
-         int64_t out_width, int64_t top, int64_t left, int64_t step_height, int64_t step_width) {
-    std::memset(out, 0, sizeof(T) * channels * out_height * out_width * images);
-    for (int64_t ch = 0; ch < channels; ++ch)
-        for (int64_t i = 0; i < height; ++i) {
-            const int64_t row = top + i * step_height;
-            if (row < 0 || row >= out_height) continue;
-            T *to = out + (ch * out_height + row) * out_width * images;
-            const T *from = x + (ch * height + i) * width * images;
-            if (step_width == 1 && left >= 0 && left + width <= out_width) {
-                std::memcpy(to + left * images, from, sizeof(T) * width * images);
+void pad(const Padding &p) {
+    T *out = static_cast<T *>(p.y);
+    std::memset(out, 0, sizeof(T) * p.channels * p.out_height * p.out_width * p.images);
+    for (int64_t ch = 0; ch < p.channels; ++ch)
+        for (int64_t i = 0; i < p.height; ++i) {
+            const int64_t row = p.top + i * p.down;
+            if (row < 0 || row >= p.out_height) continue;
+            T *to = out + (ch * p.out_height + row) * p.out_width * p.images;
+            const T *from = static_cast<const T *>(p.x) + (ch * p.height + i) * p.width * p.images;
+            if (p.right == 1 && p.left >= 0 && p.left + p.width <= p.out_width) {
+                std::memcpy(to + p.left * p.images, from, sizeof(T) * p.width * p.images);
                 continue;
             }
-            for (int64_t j = 0; j < width; ++j) {
-                const int64_t column = left + j * step_width;
-                if (column >= 0 && column < out_width)
-                    std::memcpy(to + column * images, from + j * images, sizeof(T) * images);
+            for (int64_t j = 0; j < p.width; ++j) {
+                const int64_t column = p.left + j * p.right;
+                if (column >= 0 && column < p.out_width)
+                    std::memcpy(to + column * p.images, from + j * p.images, sizeof(T) * p.images);
             }
         }
+}
+
+template <typename T>
+void gather(const Gathering &g) {
+    for (int64_t i = 0; i < g.count; ++i) static_cast<T *>(g.y)[i] = static_cast<const T *>(g.x)[g.index[i]];
 }
 
 // Entries by row and level, in their order where both are the same: counted, not compared.
@@ -165,6 +194,7 @@ void rank(const int64_t *row, const uint8_t *level, int64_t entries, int64_t row
         first[r] = next[r * levels];
         for (int64_t l = 0; l < levels; ++l) up_to[l * rows + r] = int32_t(next[r * levels + l + 1] - first[r]);
     }
+    first[rows] = entries;
     for (int64_t e = 0; e < entries; ++e) order[next[row[e] * levels + level[e]]++] = e;
 }
 
@@ -173,10 +203,8 @@ void rank(const int64_t *row, const uint8_t *level, int64_t entries, int64_t row
 #define FOR_TYPE(T, name)                                                                                            \
     void lean_correlate_##name(const Correlation *c, int64_t threads) { for_rows<T, false>(*c, threads); }            \
     void lean_gradient_##name(const Correlation *c, int64_t threads) { for_rows<T, true>(*c, threads); }              \
-    void lean_pad_##name(const T *x, T *out, int64_t c, int64_t h, int64_t w, int64_t n, int64_t out_h,              \
-                         int64_t out_w, int64_t top, int64_t left, int64_t step_h, int64_t step_w) {                 \
-        pad(x, out, c, h, w, n, out_h, out_w, top, left, step_h, step_w);                                             \
-    }
+    void lean_pad_##name(const Padding *p, int64_t) { pad<T>(*p); }                                                   \
+    void lean_gather_##name(const Gathering *g, int64_t) { gather<T>(*g); }
 
 extern "C" {
 void lean_rank(const int64_t *row, const uint8_t *level, int64_t entries, int64_t rows, int64_t levels, int64_t *order,

@@ -55,6 +55,20 @@ class _Correlation(ctypes.Structure):
     )
 
 
+class _Padding(ctypes.Structure):
+    """Mirrors Padding of the kernel."""
+
+    _fields_ = _fields(
+        "x y", "channels height width images out_height out_width top left down right"
+    )
+
+
+class _Gathering(ctypes.Structure):
+    """Mirrors Gathering of the kernel."""
+
+    _fields_ = _fields("x y index", "count")
+
+
 class _Finish(ctypes.Structure):
     """Mirrors Finish of the kernel."""
 
@@ -106,7 +120,8 @@ def library() -> ctypes.CDLL:
             "weight_gradient": [pointer, integer],
             "correlate": [pointer, integer],
             "gradient": [pointer, integer],
-            "pad": [pointer, pointer, *[integer] * 10],
+            "pad": [pointer, integer],
+            "gather": [pointer, integer],
             "finish": [pointer, integer],
             "finish_gradient": [pointer, integer],
             "enter": [pointer, integer],
@@ -265,9 +280,10 @@ def rank(row: Tensor, level: Tensor, rows: int, levels: int) -> tuple[Tensor, Te
         levels: one more than the highest.
 
     Returns:
-        Their order; by level and row, how many there are up to it (int32); and where rows begin.
+        Their order; by level and row, how many there are up to it (int32); and where rows begin,
+        and the last one ends.
     """
-    order, first = torch.empty_like(row), torch.empty(rows, dtype=torch.int64)
+    order, first = torch.empty_like(row), torch.empty(rows + 1, dtype=torch.int64)
     up_to = torch.empty(levels, rows, dtype=torch.int32)
     library().lean_rank(
         row.data_ptr(), level.data_ptr(), len(row), rows, levels, order.data_ptr(),
@@ -289,19 +305,30 @@ def correlate(
         out: height and width of the result.
         stride: pixels between what two neighbouring outputs read.
     """
-    y = x.new_empty(len(lists.first), *out, x.shape[3])
+    y = _empty(x, len(lists.count), *out, x.shape[3])
     c = _correlation(x, y, values, lists, out, stride)
     c.bias = _at(bias)
     _run("correlate", x, c)
     return y
 
 
-def gradient(x: Tensor, dy: Tensor, lists: Lists, stride: Pair) -> Tensor:
-    """The gradient of the entries' values in :func:`correlate`, given that of its result."""
-    values = x.new_zeros(lists.values)
+def gradient(
+    x: Tensor, dy: Tensor, lists: Lists, stride: Pair, *, bias: bool
+) -> tuple[Tensor, Tensor | None]:
+    """The gradients of the values in :func:`correlate` and, if that is wanted, of the bias."""
+    values = _empty(x, len(lists.pixels))
+    shift = _empty(x, len(lists.count)) if bias else None
     c = _correlation(x, dy, values, lists, (dy.shape[1], dy.shape[2]), stride)
+    c.bias = _at(shift)
     _run("gradient", x, c)
-    return values
+    return values, shift
+
+
+def gather(x: Tensor, index: Tensor) -> Tensor:
+    """``x[index]``, of one dimension."""
+    y = _empty(x, len(index))
+    _run("gather", x, _Gathering(x.data_ptr(), y.data_ptr(), index.data_ptr(), len(index)))
+    return y
 
 
 def _correlation(
@@ -309,7 +336,7 @@ def _correlation(
 ) -> _Correlation:
     return _Correlation(
         x.data_ptr(), y.data_ptr(), values.data_ptr(), lists.first.data_ptr(),
-        lists.count.data_ptr(), lists.pixels.data_ptr(), None, len(lists.first), *x.shape[2:],
+        lists.count.data_ptr(), lists.pixels.data_ptr(), None, len(lists.count), *x.shape[2:],
         *out, *stride,
     )  # fmt: skip
 
@@ -319,10 +346,9 @@ def pad(x: Tensor, size: Pair, first: Pair, step: Pair = (1, 1)) -> Tensor:
     channels, height, width, images = x.shape
     if (height, width) == size and first == (0, 0) and step == (1, 1):
         return x
-    out = x.new_empty(channels, *size, images)
-    _function("pad", x.dtype)(
-        x.data_ptr(), out.data_ptr(), channels, height, width, images, *size, *first, *step
-    )
+    out = _empty(x, channels, *size, images)
+    p = _Padding(x.data_ptr(), out.data_ptr(), *x.shape, *size, *first, *step)
+    _run("pad", x, p)
     return out
 
 

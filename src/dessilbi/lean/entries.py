@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from ._kernel import rank
+import torch
+
+from ._kernel import gather, rank
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,13 +26,11 @@ class Lists:
     """Entries by row, as the kernel takes them."""
 
     first: Tensor
-    """Where each row begins; int64."""
+    """Where each row begins, and the last one ends; int64."""
     count: Tensor
     """How many entries of each row there are; int32."""
     pixels: Tensor
     """What an entry reads: pixels from the beginning of a padded image; int32."""
-    values: int
-    """Values of all rows, those that are not there now included."""
 
 
 class Ranked:
@@ -92,15 +92,21 @@ class Ranked:
 
     def at(self, level: int) -> Sparse:
         """Those that are there at a level."""
-        return Sparse(self, level)
+        return Sparse(self, *(rows.up_to[level] for rows in (self._by_output, self._by_input)))
+
+    @cached_property
+    def moving(self) -> Moving:
+        """One for all levels, for passes that are recorded."""
+        return Moving(self)
 
 
 class Sparse:
     """The weights of a layer up to a level; values are in the order of the ranking's index."""
 
-    def __init__(self, ranked: Ranked, level: int) -> None:
+    def __init__(self, ranked: Ranked, by_output: Tensor, by_input: Tensor) -> None:
         self.shape = ranked.shape
-        self._ranked, self._level = ranked, level
+        self._ranked = ranked
+        self._count = (by_output, by_input)
 
     def lists(self, height: int, width: int, *, turned: bool = False) -> Lists:
         """The entries over images of a padded size.
@@ -110,13 +116,31 @@ class Sparse:
             width: of the padded image.
             turned: by input, as the gradient needs them.
         """
-        rows = self._ranked.rows(turned=turned)
         pixels = self._ranked.pixels(height, width, turned=turned)
-        return Lists(rows.first, rows.up_to[self._level], pixels, len(pixels))
+        return Lists(self._ranked.rows(turned=turned).first, self._count[turned], pixels)
 
     def turned(self, values: Tensor) -> Tensor:
         """Values in the order of the turned lists."""
-        return values.index_select(0, self._ranked.turned_order)
+        return gather(values, self._ranked.turned_order)
+
+
+class Moving(Sparse):
+    """The same in memory that stays while the level changes."""
+
+    def __init__(self, ranked: Ranked) -> None:
+        rows = [ranked.rows(turned=turned) for turned in (False, True)]
+        super().__init__(ranked, *(r.up_to[0].clone() for r in rows))
+        self._up_to = [r.up_to for r in rows]
+        self._values: Tensor | None = None
+
+    def to(self, level: int, weight: Tensor) -> tuple[Moving, Tensor]:
+        """Itself at a level, and the values of a weight's entries."""
+        for count, up_to in zip(self._count, self._up_to, strict=True):
+            count.copy_(up_to[level])
+        if self._values is None:
+            self._values = weight.new_empty(len(self._ranked.index))
+        torch.index_select(weight.flatten(), 0, self._ranked.index, out=self._values)
+        return self, self._values
 
 
 class _Rows:

@@ -16,6 +16,7 @@ from torch.func import functional_call
 
 from . import _kernel
 from ._kernel import Geometry, Norm
+from .entries import Moving
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -156,11 +157,12 @@ class Convolution(Layer):
         dy: Tensor,
         wanted: Wanted,
     ) -> Tensor | None:
-        if wanted.wants(self.bias):
-            wanted.give(self.bias, dy.flatten(1).sum(1))
-        if wanted.wants(self.weight):
+        bias = wanted.wants(self.bias)
+        if bias or wanted.wants(self.weight):
             lists = entries.lists(padded.shape[1], padded.shape[2])
-            wanted.give(self.weight, _kernel.gradient(padded, dy, lists, self.how.stride))
+            found, shift = _kernel.gradient(padded, dy, lists, self.how.stride, bias=bias)
+            wanted.give(self.weight, found)
+            wanted.give(self.bias, shift)
         if not wanted.inputs:
             return None
         high, wide = entries.shape[2:]
@@ -377,9 +379,10 @@ class ByTorch(Layer):
 
 
 def _plain(weights: Mapping[str, Weight], names: tuple[str, ...]) -> bool:
-    """Whether these are tensors that the kernels read as they are."""
+    """Whether these are what the kernels read as they are."""
     return all(
-        isinstance(w, torch.Tensor) and w.is_contiguous() for w in (weights[n] for n in names)
+        w.is_contiguous() if isinstance(w, torch.Tensor) else isinstance(w[0], Moving)
+        for w in (weights[name] for name in names)
     )
 
 

@@ -80,8 +80,8 @@ class _Recorded:
         """What is held; the backward pass holds about as much again."""
         return sum(t.nbytes for t in self._forward.kept)
 
-    def _where(self, weights: Mapping[str, Any]) -> list[Any]:
-        return [(weights[name].data_ptr(), weights[name].shape) for name in self._names]
+    def _where(self, weights: Mapping[str, Weight]) -> list[Any]:
+        return [_place(weights[name]) for name in self._names]
 
     def fits(self, x: Tensor, weights: Mapping[str, Weight], asked: frozenset[str]) -> bool:
         """Whether this would read what it should."""
@@ -89,7 +89,6 @@ class _Recorded:
             x.data_ptr() == self.batch.data_ptr()
             and x.shape == self.batch.shape
             and asked == self._asked
-            and all(isinstance(weights[name], torch.Tensor) for name in self._names)
             and self._where(weights) == self._places
         )
 
@@ -109,3 +108,11 @@ class _Recorded:
         else:
             self._backward.play()
         return {name: found.clone() for name, found in self._gradients.items()}
+
+
+def _place(weight: Weight) -> tuple[Any, ...]:
+    """What must be the same for a recording to read the right memory."""
+    if isinstance(weight, torch.Tensor):
+        return weight.data_ptr(), weight.shape
+    entries, values = weight
+    return entries, values.data_ptr()

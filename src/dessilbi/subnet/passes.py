@@ -94,9 +94,12 @@ class SubnetPasses:
         self._others = [p for p in model.parameters() if p not in keepers]
         self._ranked: dict[int, dict[Tensor, Ranked]] = {}
 
+    def _highest_for(self, level: int) -> int | None:
+        return next((one for one in self._highest if level <= one), None)
+
     def _lists(self, level: int, program: Program) -> dict[Tensor, Ranked]:
         """The weights up to a level that a program can do without the others of."""
-        highest = next((one for one in self._highest if level <= one), None)
+        highest = self._highest_for(level)
         if highest is None:
             return {}
         if highest not in self._ranked:
@@ -124,13 +127,11 @@ class SubnetPasses:
             if level == FULL or p not in self._keepers:
                 weights[name] = p.detach()
             elif p in ranked:
-                lists = ranked[p]
-                values = p.detach().flatten().index_select(0, lists.index)
-                weights[name] = (lists.at(level), values)
+                weights[name] = ranked[p].moving.to(level, p.detach())
             else:
                 weights[name] = self._keepers[p].weights(p.detach(), level)
         wanted = [name for name, p in self._params.items() if p.requires_grad]
-        again = None if ranked else "whole" if level == FULL else "masked"
+        again = ("whole",) if level == FULL else ("masked", self._highest_for(level))
         done = program.run(batch, weights, wanted, remember=remember, again=again)
         output, value, gradients = backward_through(done, run)
         if run.average:

@@ -1,0 +1,136 @@
+"""What torch makes of a layer or a network, what the kernels make of it, and how far they differ."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from dessilbi.lean import Program, examples_last
+from dessilbi.lean.layers import Wanted, examples_first
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from dessilbi.lean.layers import Layer, Weight
+
+F64, F32 = torch.float64, torch.float32
+CLOSE = {F64: 1e-12, F32: 2e-5}
+"""How far a result may be from torch's in float64, relative to the largest."""
+
+
+def same(found: Tensor, wanted: Tensor, close: float | None = None) -> None:
+    assert found.shape == wanted.shape
+    atol = CLOSE[found.dtype] if close is None else close
+    scale = max(float(wanted.detach().abs().max()), 1e-30)
+    torch.testing.assert_close(
+        found.detach().double() / scale, wanted.detach().double() / scale, rtol=0, atol=atol
+    )
+
+
+def all_same(found: list[Tensor], wanted: list[Tensor], close: float | None = None) -> None:
+    for ours, torchs in zip(found, wanted, strict=True):
+        same(ours, torchs, close)
+
+
+def drawn(*shapes: tuple[int, ...], dtype: torch.dtype = F64) -> list[Tensor]:
+    """Numbers that float32 has as well, so that results of both can be compared."""
+    torch.manual_seed(0)
+    return [torch.randn(shape).to(dtype) for shape in shapes]
+
+
+def some_gradient(y: Tensor) -> Tensor:
+    """Positive: zero on average would leave nothing but rounding of a bias' gradient."""
+    return torch.rand(y.shape, generator=torch.Generator().manual_seed(2)).to(y.dtype)
+
+
+def torchs(function: Callable[..., Tensor], *inputs: Tensor) -> list[Tensor]:
+    """The result of a function and its gradients by all inputs, in float64."""
+    leaves = [x.detach().double().requires_grad_() for x in inputs]
+    y = function(*leaves)
+    return [y.detach(), *torch.autograd.grad(y, leaves, some_gradient(y))]
+
+
+def by_layer(
+    layer: Layer, weights: dict[str, Weight], *inputs: Tensor
+) -> tuple[list[Tensor], dict[str, Tensor]]:
+    """The result of a layer and its gradients by the inputs, as torch has them; by the weights."""
+    y, kept = layer.forward(weights, *(examples_last(x) for x in inputs))
+    wanted = Wanted(True, frozenset(weights))
+    dy = examples_last(some_gradient(examples_first(y)))
+    gradients = layer.backward(weights, kept, dy, wanted)
+    return [examples_first(t) for t in (y, *gradients) if t is not None], wanted.found
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def with_threads(call: Callable[[], list[Tensor]]) -> None:
+    """Assert that three threads give the same bits as one."""
+    found = []
+    for count in (1, 3):
+        with threads(count):
+            found.append(call())
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+
+
+def of(net: nn.Module) -> dict[str, Any]:
+    """The weights of a network, as a program takes them."""
+    return {name: p.detach() for name, p in net.named_parameters()}
+
+
+def by_torch(net: nn.Module, x: Tensor) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+    """Output, gradients by weights that took part, and buffers of a copy, after a pass by torch."""
+    net = deepcopy(net)
+    params = {name: p for name, p in net.named_parameters() if p.requires_grad}
+    torch.manual_seed(1)
+    y = net(x)
+    found = torch.autograd.grad(y, list(params.values()), some_gradient(y), allow_unused=True)
+    gradients = {n: g for n, g in zip(params, found, strict=True) if g is not None}
+    return y.detach(), gradients, {name: b.clone() for name, b in net.named_buffers()}
+
+
+def is_torchs(net: nn.Module, x: Tensor, close: float = 1e-10) -> Program:
+    """Assert that a network's program does what torch does; statistics of BatchNorm follow."""
+    output, gradients, buffers = by_torch(net, x)
+    program = Program(net)
+    wanted = [name for name, p in net.named_parameters() if p.requires_grad]
+    torch.manual_seed(1)
+    done = program.run(program.enter(x), of(net), wanted, remember=True)
+    same(done.output, output, close)
+    found = done.backward(some_gradient(output))
+    assert found.keys() == gradients.keys()
+    for name, gradient in gradients.items():
+        same(found[name], gradient, close)
+    for name, buffer in net.named_buffers():
+        torch.testing.assert_close(buffer, buffers[name], rtol=close, atol=close)
+    return program
+
+
+def kinds(program: Program) -> list[str]:
+    """What its layers are."""
+    return [type(layer).__name__ for layer in program.layers]
+
+
+class Written(nn.Module):
+    """A network whose forward pass is a function of it and the batch."""
+
+    def __init__(self, forward: Callable[..., Any], **layers: nn.Module) -> None:
+        super().__init__()
+        for name, layer in layers.items():
+            self.add_module(name, layer)
+        self._forward = forward
+
+    def forward(self, x: Tensor) -> Any:
+        return self._forward(self, x)
