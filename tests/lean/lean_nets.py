@@ -1,4 +1,4 @@
-"""What torch makes of a layer or a network, what the kernels make of it, and how far they differ."""
+"""What torch makes of a layer or a network, what the kernels make of it, how far they differ."""
 
 from __future__ import annotations
 
@@ -20,6 +20,31 @@ if TYPE_CHECKING:
 F64, F32 = torch.float64, torch.float32
 CLOSE = {F64: 1e-12, F32: 2e-5}
 """How far a result may be from torch's in float64, relative to the largest."""
+
+Pair = tuple[int, int]
+# images, inputs, outputs, size, window, stride, padding
+Shape = tuple[int, int, int, Pair, Pair, Pair, Pair]
+SHAPES: list[Shape] = [
+    (5, 3, 4, (8, 7), (3, 3), (1, 1), (1, 1)),
+    (32, 3, 5, (9, 9), (3, 3), (2, 2), (1, 1)),
+    (19, 4, 7, (11, 10), (5, 5), (1, 1), (0, 0)),
+    (16, 2, 3, (8, 8), (1, 1), (2, 2), (0, 0)),
+    (128, 1, 6, (28, 28), (5, 5), (1, 1), (2, 2)),
+    (7, 3, 4, (9, 8), (3, 3), (3, 3), (2, 2)),
+    (3, 2, 2, (5, 5), (2, 2), (1, 1), (2, 2)),  # more padding than the window reaches back
+    (1, 1, 1, (3, 3), (3, 3), (1, 1), (0, 0)),
+    (16, 5, 6, (7, 9), (2, 3), (1, 1), (0, 1)),
+    (16, 9, 20, (7, 9), (3, 1), (1, 2), (2, 0)),
+    (17, 3, 9, (4, 11), (1, 5), (3, 2), (0, 4)),
+    (24, 8, 8, (9, 7), (3, 3), (2, 1), (1, 1)),
+    (24, 8, 8, (9, 7), (3, 3), (1, 3), (0, 1)),
+    (16, 9, 17, (3, 4), (3, 3), (2, 2), (4, 5)),  # windows that see nothing but padding
+    (33, 3, 2, (4, 4), (2, 2), (3, 3), (3, 3)),
+    (16, 2, 3, (6, 6), (4, 4), (4, 4), (0, 0)),
+    (16, 2, 3, (5, 6), (1, 1), (1, 1), (2, 1)),
+    (16, 12, 14, (5, 5), (3, 3), (1, 1), (1, 0)),
+    (16, 12, 14, (5, 5), (3, 3), (1, 1), (0, 3)),
+]
 
 
 def same(found: Tensor, wanted: Tensor, close: float | None = None) -> None:

@@ -6,6 +6,17 @@ from itertools import cycle, product
 
 import pytest
 import torch
+from lean_nets import (
+    F32,
+    F64,
+    SHAPES,
+    Shape,
+    all_same,
+    by_layer,
+    drawn,
+    torchs,
+    with_threads,
+)  # fmt: skip
 from torch.nn import functional as F  # noqa: N812 - as everybody does
 
 from compilers import needs_compiler
@@ -13,34 +24,9 @@ from dessilbi.lean import available, examples_last, program
 from dessilbi.lean._kernel import Geometry
 from dessilbi.lean.layers import Convolution, Linear, Wanted
 from dessilbi.optim._native import KernelBuildError
-from lean_nets import F32, F64, all_same, by_layer, drawn, torchs, with_threads
 
 pytestmark = needs_compiler
 
-Pair = tuple[int, int]
-# images, inputs, outputs, size, window, stride, padding
-Shape = tuple[int, int, int, Pair, Pair, Pair, Pair]
-SHAPES: list[Shape] = [
-    (5, 3, 4, (8, 7), (3, 3), (1, 1), (1, 1)),
-    (32, 3, 5, (9, 9), (3, 3), (2, 2), (1, 1)),
-    (19, 4, 7, (11, 10), (5, 5), (1, 1), (0, 0)),
-    (16, 2, 3, (8, 8), (1, 1), (2, 2), (0, 0)),
-    (128, 1, 6, (28, 28), (5, 5), (1, 1), (2, 2)),
-    (7, 3, 4, (9, 8), (3, 3), (3, 3), (2, 2)),
-    (3, 2, 2, (5, 5), (2, 2), (1, 1), (2, 2)),  # more padding than the window reaches back
-    (1, 1, 1, (3, 3), (3, 3), (1, 1), (0, 0)),
-    (16, 5, 6, (7, 9), (2, 3), (1, 1), (0, 1)),
-    (16, 9, 20, (7, 9), (3, 1), (1, 2), (2, 0)),
-    (17, 3, 9, (4, 11), (1, 5), (3, 2), (0, 4)),
-    (24, 8, 8, (9, 7), (3, 3), (2, 1), (1, 1)),
-    (24, 8, 8, (9, 7), (3, 3), (1, 3), (0, 1)),
-    (16, 9, 17, (3, 4), (3, 3), (2, 2), (4, 5)),  # windows that see nothing but padding
-    (33, 3, 2, (4, 4), (2, 2), (3, 3), (3, 3)),
-    (16, 2, 3, (6, 6), (4, 4), (4, 4), (0, 0)),
-    (16, 2, 3, (5, 6), (1, 1), (1, 1), (2, 1)),
-    (16, 12, 14, (5, 5), (3, 3), (1, 1), (1, 0)),
-    (16, 12, 14, (5, 5), (3, 3), (1, 1), (0, 3)),
-]
 # Winograd: every remainder of rows and columns, tiles that reach over the edge on all sides.
 WIDE = (8, 9, 13, 16, 40, 70)
 PLACES = (

@@ -168,12 +168,12 @@ class NestedConfig:
     uniform: bool | None = None
     """Whether every layer keeps the same fraction; by default if there are filters."""
     widths: bool = False
-    """Whole channels, two networks a step, each at its own cost. highest, tilt, uniform and large
-    do not apply."""
+    """Whole channels, two networks a step, each at its own cost. highest, tilt, uniform and
+    networks do not apply."""
+    networks: int = 3
+    """Without widths: how many budgets a step trains beside the whole network."""
     small: float = 1.0
-    """Fraction of steps that train a small network beside the large one."""
-    large: float = 0.5
-    """Without widths: fraction of those steps that do train a large one; 1 costs more time."""
+    """With widths: fraction of steps that train a small network beside the large one."""
     parted: tuple[float, float] = (0.3, 0.6)
     """With widths: when the narrowest and the widest of the ladder get weights of their own; 1 1
     never, all share."""
@@ -183,8 +183,8 @@ class NestedConfig:
     """With widths: how much the smaller network of a step learns from the larger one."""
 
 
-BY_WEIGHT = ("highest", "tilt", "uniform", "large")
-BY_WIDTH = ("widths", "parted", "ladder", "teach")
+BY_WEIGHT = ("highest", "tilt", "uniform", "networks")
+BY_WIDTH = ("widths", "small", "parted", "ladder", "teach")
 """Options of nested training that only one of its ways has."""
 
 

@@ -79,7 +79,7 @@ def lenet_300_100_fashion_nested() -> Config:
         model=ModelConfig(name="lenet-300-100"),
         optimizer=replace(_MOM_WD, nu=100.0, lambd=0.03),
         schedule=ScheduleConfig(kind="cosine"),
-        nested=NestedConfig(on=True, highest=0.3, tilt=1.5),
+        nested=NestedConfig(on=True, highest=0.3),
         epochs=12,
     )
 
@@ -103,7 +103,7 @@ def lenet_5_mnist_nested() -> Config:
         model=ModelConfig(name="lenet-5", init="default"),
         optimizer=replace(fashion.optimizer, penalty="lasso"),
         schedule=ScheduleConfig(kind="cosine", warmup=0.5),
-        nested=NestedConfig(on=True, highest=0.3, large=1.0),  # still cheaper than a plain step
+        nested=NestedConfig(on=True, highest=0.3),
         epochs=6,
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +12,7 @@ from dessilbi.lean import Programs
 from dessilbi.optim._keep import Keeper
 
 from .levels import FULL, density_of, level_of
-from .nesting import SECOND, THIRD, Nesting
+from .nesting import Nesting
 from .passes import Run, SubnetPasses
 
 if TYPE_CHECKING:
@@ -23,8 +22,9 @@ if TYPE_CHECKING:
 
     from dessilbi.optim import DessiLBI
 
-SKIPPED = 0.15
-"""Up to this density kernels that skip what is not there are faster than those that do not."""
+SKIPPED = (0.03, 0.15)
+"""Up to these densities kernels that skip what is not there are faster than those that do not; the
+smaller one has shorter lists."""
 
 
 class NestedTraining(Nesting):
@@ -41,10 +41,11 @@ class NestedTraining(Nesting):
     every so often until the ranking settles.
 
     ``with nested:`` around forward and backward pass trains one budget a step. :meth:`backward`
-    makes the passes itself and trains two, once ``lowest`` is reached: one from the upper half of
-    the budgets and a small one from the lower half (in their logarithm; the middle of 0.004 and 0.3
-    is 0.035). On a CPU with a C++ compiler subnetworks cost about what their weights do, so that
-    two cost little more than one plain step; elsewhere the small one costs a pass of its own.
+    makes the passes itself and, once ``lowest`` is reached, trains several, each from a part of its
+    own of the budgets (three parts of 0.004 to 0.3 meet at 0.017 and 0.071), and in a fraction
+    ``full`` of the steps the whole network as well. On a CPU with a C++ compiler subnetworks cost
+    about what their weights do, and all of them together no more than a plain step; elsewhere each
+    costs a pass of its own.
 
     Budgets count weights with a twin; what has none (by default biases and BatchNorm; a classifier
     that :func:`split_parameters` excludes) belongs to every subnetwork. A layer is ranked by
@@ -62,12 +63,10 @@ class NestedTraining(Nesting):
         begin: when budgets begin to fall, as a fraction of the training.
         descended: when they reach ``lowest``.
         settled: when the ranking is fixed.
-        full: fraction of steps that train the whole network, beside the drawn ones.
-        small: fraction of steps in which :meth:`backward` trains a small budget beside the large
-            one; 0 draws one from all of them, as ``with nested:`` does.
-        large: fraction of the steps with a small budget in which a large one is trained as well
-            (the whole network in all of its steps). At 0.5 a step of a linear network costs up to
-            a tenth more than a plain one, of a convolutional one less; 1 is better beyond 2 %.
+        full: fraction of steps that train the whole network; beside the drawn ones if there are
+            several a step, else instead.
+        networks: how many budgets :meth:`backward` trains in a step, beside the whole network; with
+            1 it draws one from all of them, as ``with nested:`` does.
         tilt: above 1, large budgets are drawn more often than small ones, below 1 less often; at 1
             they are spread evenly in their logarithm.
         refresh: steps between two rankings.
@@ -99,8 +98,7 @@ class NestedTraining(Nesting):
         descended: float = 0.25,
         settled: float = 0.6,
         full: float = 0.05,
-        small: float = 1.0,
-        large: float = 0.5,
+        networks: int = 3,
         tilt: float = 1.0,
         refresh: int = 100,
         floor: int = 1,
@@ -112,10 +110,11 @@ class NestedTraining(Nesting):
             settled=settled, full=full, tilt=tilt, refresh=refresh, floor=floor, uniform=uniform,
             seed=seed,
         )  # fmt: skip
-        for name, value in (("small", small), ("large", large)):
-            if not 0 <= value <= 1:
-                raise ValueError(f"{name} must lie in [0, 1], got {value!r}")
-        self.small, self.large = small, large
+        if networks < 1:
+            raise ValueError(f"networks must be >= 1, got {networks!r}")
+        self.networks = networks
+        self._steps = _spread(networks + 1)
+        """By network of a step, the whole one last, how far apart its places in two steps are."""
         self._model = model
         self._norms = [
             m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats
@@ -180,7 +179,7 @@ class NestedTraining(Nesting):
             Output and loss of the largest network.
         """
         self._begin_step()
-        self._levels_drawn = self._two_drawn()
+        self._levels_drawn = self._several_drawn()
         arguments = x if isinstance(x, tuple) else (x,)
         shared = isinstance(net, DistributedDataParallel)
         program = self._programs.get(arguments, self._step)
@@ -262,7 +261,7 @@ class NestedTraining(Nesting):
                 by_weight.copy_(layer.expand(level))
             self._keepers[p] = Keeper(by_weight, native=self._native)
         self._moves = {p: keeper.inside for p, keeper in self._keepers.items()}
-        few = {level_of(min(density, SKIPPED), self.lowest) for density in (self._middle, 1.0)}
+        few = {level_of(density, self.lowest) for density in SKIPPED if density >= self.lowest}
         self._passes = SubnetPasses(self._model, self._keepers, few)
 
     @property
@@ -279,24 +278,18 @@ class NestedTraining(Nesting):
         """The level of this step, a function of seed and step alone."""
         return self._between(self._smallest())
 
-    def _two_drawn(self) -> tuple[int, ...]:
+    def _several_drawn(self) -> tuple[int, ...]:
         """The levels of this step, the largest first."""
-        if self.small == 0 or self._progress < self.descended:
+        if self.networks == 1 or self._progress < self.descended:
             return (self._drawn(),)
-        large, second = self._between(self._middle), self._place(SECOND)
-        if second >= self.small:
-            return (large,)
-        place = (second / self.small) ** self.tilt
-        density = self._middle * (self.lowest / self._middle) ** place
-        small = level_of(density, self.lowest)
-        if small >= large or (large < FULL and self._place(THIRD) >= self.large):
-            return (small,)
-        return (large, small)
-
-    @property
-    def _middle(self) -> float:
-        """The budget between large and small ones."""
-        return math.sqrt(self.lowest * self.highest)
+        part = (self.lowest / self.highest) ** (1 / self.networks)
+        levels = {
+            level_of(self.highest * part ** (k + self._place(apart) ** self.tilt), self.lowest)
+            for k, apart in enumerate(self._steps[:-1])
+        }
+        if self._place(self._steps[-1]) < self.full:
+            levels.add(FULL)
+        return tuple(sorted(levels, reverse=True))
 
     def _between(self, smallest: float) -> int:
         """A level from the largest budget down to a smallest."""
@@ -322,3 +315,11 @@ class NestedTraining(Nesting):
                 batches = norm.get_buffer("num_batches_tracked").clone()
                 self._resting.append((norm, norm.momentum, batches))
                 norm.momentum = 0.0
+
+
+def _spread(count: int) -> list[float]:
+    """Irrational numbers whose multiples, modulo 1 and taken together, fall evenly into a cube."""
+    root = 2.0
+    for _ in range(60):  # of x ** (count + 1) == x + 1: the golden ratio, and its like
+        root = (1 + root) ** (1 / (count + 1))
+    return [root ** -(k + 1) for k in range(count)]

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 # Multiples of the golden ratio, modulo 1, fall evenly: any ten steps in a row, which is as far as
 # momentum remembers, see budgets of all sizes. Another irrational number moves the start by seed.
 _GOLDEN, _PLASTIC = 0.6180339887498949, 0.7548776662466927
-SECOND, THIRD = 0.5698402909980532, 0.8191725133961645
-"""For the second network of a step, so that the two are drawn apart; and for who rests."""
+SECOND = 0.5698402909980532
+"""For the second network of a step, so that the two are drawn apart."""
 
 
 class Nesting:

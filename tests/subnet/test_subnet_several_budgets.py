@@ -1,4 +1,4 @@
-"""Two budgets a step: their gradients add up, by the kernels that skip weights and without them."""
+"""Several budgets a step: gradients add up, by the kernels that skip weights and without them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dessilbi.optim._reference import Reference
 from dessilbi.subnet import NestedTraining, passes
 
 KERNELS = [pytest.param(True, marks=needs_compiler), False]
-NESTED: dict[str, Any] = {"refresh": 4, "lowest": 0.02, "large": 0.7, **EARLY}
+NESTED: dict[str, Any] = {"refresh": 4, "lowest": 0.02, **EARLY}
 
 
 @pytest.fixture(params=KERNELS, ids=["skipping", "masked"])
@@ -50,7 +50,7 @@ class Counted(passes.SubnetPasses):
         return super().by_program(level, run, remember=remember)
 
 
-def test_gradients_of_both_networks_add_up(kernels: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_of_all_networks_add_up(kernels: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against gradients of the masked weights and the literal reference, step by step."""
     monkeypatch.setattr("dessilbi.subnet.nested.SubnetPasses", Counted)
     Counted.made = Counted.skipped = 0
@@ -90,15 +90,18 @@ def test_gradients_of_both_networks_add_up(kernels: bool, monkeypatch: pytest.Mo
         for name, reference in references.items():
             reference.step(total[name], masks[0][name] if name in twins else None)
             torch.testing.assert_close(net.get_parameter(name).detach(), reference.W)
-    assert {len(budgets) for budgets in drawn} == {1, 2}
+    assert {len(budgets) for budgets in drawn} == {3, 4}
     assert Counted.made == (sum(map(len, drawn)) if kernels else 0)
     assert (Counted.skipped > 10) is kernels
     assert Counted.skipped < Counted.made or not kernels, "most of the weights are not skipped"
 
 
-def test_both_ways_draw_what_they_should(kernels: bool) -> None:
+@pytest.mark.parametrize(("networks", "tilt"), [(2, 1.0), (3, 1.0), (3, 2.0), (5, 1.0)])
+def test_each_network_has_a_part_of_the_budgets(networks: int, tilt: float) -> None:
     net, opt = make()
-    nested = NestedTraining(net, opt, 400, lowest=0.01, highest=0.4, full=0.1, large=0.5)
+    nested = NestedTraining(
+        net, opt, 400, lowest=0.01, highest=0.4, full=0.1, networks=networks, tilt=tilt
+    )
     drawn = []
     for step in range(400):
         x, y = batch(step)
@@ -108,23 +111,29 @@ def test_both_ways_draw_what_they_should(kernels: bool) -> None:
         drawn.append(nested.budgets)
     assert all(len(budgets) == 1 for budgets in drawn[:100]), "budgets are still falling"
     late = drawn[100:]
-    middle = (0.01 * 0.4) ** 0.5
-    small = [budgets[-1] for budgets in late]
-    assert all(0.0099 < budget < 1.02 * middle for budget in small), "one in every step"
-    large = [budgets[0] for budgets in late if len(budgets) == 2]
-    assert all(0.98 * middle < budget < 0.41 or budget == 1 for budget in large)
-    assert 0.5 < len(large) / len(late) < 0.6, "half of them, and the whole network always"
-    assert 0.08 < sum(budget == 1 for budget in large) / len(late) < 0.12
-    lower = sorted(small)
-    assert all(b / a < 1.1 for a, b in itertools.pairwise(lower)), "no gap"
+    whole = sum(budgets[0] == 1 for budgets in late) / len(late)
+    assert 0.08 < whole < 0.12
+    assert all(len(set(budgets)) == len(budgets) for budgets in late)
+    part = (0.01 / 0.4) ** (1 / networks)
+    parts = [[b for b in budgets if b < 1] for budgets in late]
+    parts = [budgets for budgets in parts if len(budgets) == networks]
+    assert len(parts) > 280, "but for two at one end of their parts"
+    for k in range(networks):
+        one = sorted(budgets[k] for budgets in parts)
+        assert 0.4 * part ** (k + 1) / 1.02 < one[0]
+        assert one[-1] < 0.4 * part**k * 1.02
+        if tilt == 1:
+            assert all(b / a < 1.1 for a, b in itertools.pairwise(one)), "no gap"
+        else:
+            assert one[len(one) // 2] > 0.4 * part ** (k + 0.4), "large ones more often"
 
 
-def test_none_small_is_one_budget_a_step(kernels: bool) -> None:
+def test_one_network_is_one_budget_a_step(kernels: bool) -> None:
     found = []
     for by_hand in (True, False):
         net, opt = make()
         nn.init.normal_(net.norm.bias)
-        nested = NestedTraining(net, opt, 40, **(NESTED | {"small": 0.0}))
+        nested = NestedTraining(net, opt, 40, **(NESTED | {"networks": 1}))
         for step in range(40):
             x, y = batch(step)
             opt.zero_grad()
@@ -267,8 +276,7 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(kernels: bool, stop: int
         assert torch.equal(W, other.get_parameter(name))
 
 
-@pytest.mark.parametrize("option", ["small", "large"])
-def test_bad_options(option: str) -> None:
+def test_bad_options() -> None:
     net, opt = make()
-    with pytest.raises(ValueError, match=rf"{option} must lie in \[0, 1\], got 1.5"):
-        NestedTraining(net, opt, 10, **{option: 1.5})
+    with pytest.raises(ValueError, match="networks must be >= 1, got 0"):
+        NestedTraining(net, opt, 10, networks=0)
