@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -47,10 +47,15 @@ SHAPES: list[Shape] = [
 ]
 
 
-def same(found: Tensor, wanted: Tensor, close: float | None = None) -> None:
+def bug(reason: str, *, always: bool = True) -> pytest.MarkDecorator:
+    """A test that fails until something is mended, on all machines or on some."""
+    return pytest.mark.xfail(strict=always, reason=reason)
+
+
+def same(found: Tensor, wanted: Tensor, close: float | None = None, least: float = 1e-30) -> None:
     assert found.shape == wanted.shape
     atol = CLOSE[found.dtype] if close is None else close
-    scale = max(float(wanted.detach().abs().max()), 1e-30)
+    scale = max(float(wanted.detach().abs().max()), least)
     torch.testing.assert_close(
         found.detach().double() / scale, wanted.detach().double() / scale, rtol=0, atol=atol
     )
@@ -116,14 +121,20 @@ def of(net: nn.Module) -> dict[str, Any]:
 
 
 def by_torch(net: nn.Module, x: Tensor) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
-    """Output, gradients by weights that took part, and buffers of a copy, after a pass by torch."""
-    net = deepcopy(net)
+    """Output, gradients by weights that took part, and buffers after a pass by torch.
+
+    The network itself has the buffers that it had.
+    """
+    before = {name: b.clone() for name, b in net.named_buffers()}
     params = {name: p for name, p in net.named_parameters() if p.requires_grad}
     torch.manual_seed(1)
     y = net(x)
     found = torch.autograd.grad(y, list(params.values()), some_gradient(y), allow_unused=True)
     gradients = {n: g for n, g in zip(params, found, strict=True) if g is not None}
-    return y.detach(), gradients, {name: b.clone() for name, b in net.named_buffers()}
+    after = {name: b.clone() for name, b in net.named_buffers()}
+    for name, buffer in net.named_buffers():
+        buffer.copy_(before[name])
+    return y.detach(), gradients, after
 
 
 def is_torchs(net: nn.Module, x: Tensor, close: float = 1e-10) -> Program:
@@ -136,8 +147,10 @@ def is_torchs(net: nn.Module, x: Tensor, close: float = 1e-10) -> Program:
     same(done.output, output, close)
     found = done.backward(some_gradient(output))
     assert found.keys() == gradients.keys()
+    # That of a bias before BatchNorm is zero but for rounding.
+    least = max((float(g.abs().max()) for g in gradients.values()), default=1.0) / 100
     for name, gradient in gradients.items():
-        same(found[name], gradient, close)
+        same(found[name], gradient, close, least)
     for name, buffer in net.named_buffers():
         torch.testing.assert_close(buffer, buffers[name], rtol=close, atol=close)
     return program

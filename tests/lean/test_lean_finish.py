@@ -82,7 +82,7 @@ def test_a_mean_far_from_zero_costs_hardly_a_digit(dtype: torch.dtype) -> None:
     x = 3 * x + torch.tensor([100, -100, 0]).to(dtype)[:, None, None]
     scale, shift = torch.tensor([1.0, -2, 0.5]).to(dtype), torch.tensor([0.0, 3, 1]).to(dtype)
     wanted = torchs(lambda *t: composed("affine", False, (1, 1), False, *t), x, scale, shift)
-    close = 1e-11 if dtype is F64 else 2e-4  # as near as torch
+    close = 1e-11 if dtype is F64 else 1e-3  # 100 against a deviation of 3
     all_same(finished(x, Norm(scale, shift, EPS), None, (1, 1), False), wanted, close)
     done = _kernel.finish(examples_last(x), Norm(scale, shift, EPS), None, (1, 1), False)
     variance, mean = torch.var_mean(x.double(), (0, 2, 3), correction=0)

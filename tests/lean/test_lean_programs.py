@@ -125,7 +125,8 @@ WRITTEN: dict[str, Callable[[], nn.Module]] = {
         lambda net, x: net.head(net.c(x).reshape(x.shape[0], -1)), c=conv(), head=head(256)
     ),
     "a sum": lambda: Written(
-        lambda net, x: net.head((net.c(x) + net.d(x)).flatten(1)), c=conv(), d=conv(), head=head(256)
+        lambda net, x: net.head((net.c(x) + net.d(x)).flatten(1)),
+        c=conv(), d=conv(), head=head(256),
     ),
     "a sum with itself": lambda: Written(
         lambda net, x: net.head((lambda y: (y + y).flatten(1))(net.c(x))), c=conv(), head=head(256)
@@ -133,7 +134,7 @@ WRITTEN: dict[str, Callable[[], nn.Module]] = {
     "a sum with a number": lambda: Written(
         lambda net, x: net.head((1 + net.c(x) + 2).flatten(1)), c=conv(), head=head(256)
     ),
-    "a sum in place": lambda: Written(
+    "sums of all kinds": lambda: Written(
         lambda net, x: net.head(torch.add(net.c(x), net.d(x)).add(net.c(x), alpha=2).flatten(1)),
         c=conv(), d=conv(), head=head(256),
     ),
@@ -148,7 +149,7 @@ WRITTEN: dict[str, Callable[[], nn.Module]] = {
         lambda net, x: net.head(torch.cat([net.c(x), x, net.d(x).relu()], 1).mean((2, 3))),
         c=conv(), d=conv(), head=head(11),
     ),
-    "no tensor of four dimensions at the end": lambda: nn.Sequential(conv(), nn.ReLU(), conv(4, 2)),
+    "images at the end": lambda: nn.Sequential(conv(), nn.ReLU(), conv(4, 2)),
     "a single number": lambda: Written(lambda net, x: net.c(x).square().mean(), c=conv()),
     "GELU": lambda: nn.Sequential(conv(), nn.GELU(), nn.Flatten(), head(256)),
     "GroupNorm": lambda: nn.Sequential(
@@ -212,7 +213,7 @@ def test_what_the_kernels_know_they_run() -> None:
     )
     assert {"Convolution", "Linear", "Finish", "MaxPool", "Average"} & set(everything)
     assert by_torch.keys() == {
-        "sizes", "shapes", "a sum with a number", "a sum in place", "two norms and one sum",
+        "sizes", "shapes", "a sum with a number", "sums of all kinds", "two norms and one sum",
         "concatenation", "a single number", "GELU", "GroupNorm", "groups", "dilation",
         "padding by name", "circular padding", "transposed", "pooling to the edge",
         "other averages",
@@ -220,7 +221,8 @@ def test_what_the_kernels_know_they_run() -> None:
 
 
 def test_dropout_draws_what_torch_draws() -> None:
-    net = nn.Sequential(conv(), nn.ReLU(), nn.Dropout(0.5), conv(4, 2)).double()
+    layers = (conv(), nn.ReLU(), nn.Dropout2d(0.2), nn.Dropout(0.5), nn.Flatten(), nn.Dropout(0.3))
+    net = nn.Sequential(nn.Dropout(0.1), *layers, head(256)).double()
     is_torchs(net, torch.randn(16, 3, 8, 8, dtype=F64))
 
 

@@ -15,7 +15,7 @@ from lean_nets import (
     same,
     torchs,
     with_threads,
-)  # fmt: skip
+)
 from torch.nn import functional as F  # noqa: N812 - as everybody does
 
 from compilers import needs_compiler

@@ -205,13 +205,18 @@ class Ladder:
         """Whether all have left."""
         return len(self.rungs) == len(self.widths)
 
+    @property
+    def left(self) -> tuple[float, ...]:
+        """The widths that still share, the narrowest first."""
+        return self.widths[len(self.rungs) :]
+
     def due(self, progress: float) -> bool:
         """Whether the next one is to leave."""
         return not self.complete and self._times[len(self.rungs)] <= min(progress, 1 - EQUAL)
 
     def floor(self, width: float) -> float:
         """The width, or that of the next rung if that is wider: others have left."""
-        return max(width, self.widths[len(self.rungs)]) if self.rungs else width
+        return max(width, self.left[0]) if self.rungs else width
 
     def relabelled(
         self, levels: list[Tensor], shares: NDArray[np.float64], left: int

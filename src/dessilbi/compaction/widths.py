@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch.nn.functional import kl_div, log_softmax, softmax
-from torch.nn.parallel import DistributedDataParallel
 
 from dessilbi.lean import Programs
 from dessilbi.path import Mask
@@ -194,25 +193,16 @@ class NestedWidths(Nesting):
             for one in self._ladder.rungs.values():
                 one.forget_gradients()  # zero_grad, perhaps of a step that was given up
         self._drawn = self._widths()
-        arguments = x if isinstance(x, tuple) else (x,)
-        shared = isinstance(net, DistributedDataParallel)
-        program = self._programs.get(arguments, self._step)
-        run = Run(
-            arguments, loss, weight, shared, program, Run.batch_for(program, arguments)
-        )  # fmt: skip
+        run = Run.make(self._programs, self._step, x, loss, weight, net)
         largest: tuple[Any, Tensor] | None = None
         for level in self._drawn:
-            # A wrapper may do more than call the network.
-            if level == FULL and (program is None or not (net is None or net is self._model)):
-                output = (self._model if net is None else net)(*arguments)
-                value = loss(output)
-                torch.autograd.backward(value * weight)
-            elif level == FULL:
-                output, value = self._whole(run)
+            if level < FULL:
+                found = self._narrower(level, run, largest)
+            elif run.own:
+                found = self._whole(run)
             else:
-                output, value = self._narrower(level, run, largest)
-            if largest is None:
-                largest = output.detach(), value.detach()
+                found = run.through(self._model if net is None else net)
+            largest = largest or found
         assert largest is not None
         return largest
 
@@ -265,7 +255,7 @@ class NestedWidths(Nesting):
         self._narrow.add_gradients(cut, gradients)
         if largest is None:
             self._restrict(cut)
-        return output, value
+        return output.detach(), value.detach()
 
     def _trained(self) -> list[str]:
         return [name for name, p in self._narrow.params.items() if p.requires_grad]
@@ -290,10 +280,17 @@ class NestedWidths(Nesting):
             large = smallest ** (0.5 * (place - self.full) / (1 - self.full))
         widths = [large]
         second = self._place(SECOND)
-        if second < self.small:  # the lower half
-            widths.append(smallest ** (1 - 0.5 * second / self.small))
+        if second < self.small:
+            widths.append(self._small_width(smallest, second / self.small))
         levels = {level_of(width, self.lowest) for width in widths}
         return (*sorted(levels, reverse=True), *rungs)
+
+    def _small_width(self, smallest: float, place: float) -> float:
+        """One from the lower half, in their logarithm; at last one that is about to leave."""
+        left = self._ladder.left
+        if self._progress < self.descended or self.parted[0] == 1:
+            return float(smallest ** (1 - 0.5 * place))
+        return left[int(place * len(left))]
 
     @property
     def budgets(self) -> tuple[float, ...]:

@@ -344,7 +344,8 @@ class ByTorch(Layer):
 
     def forward(self, weights: Mapping[str, Weight], *x: Any) -> tuple[Any, Any]:
         leaves = [
-            examples_first(v).detach().requires_grad_(v.is_floating_point())
+            # Dense, so that random numbers fall where they do without a program.
+            examples_first(v).contiguous().detach().requires_grad_(v.is_floating_point())
             if isinstance(v, torch.Tensor)
             else v
             for v in x

@@ -136,7 +136,9 @@ class Program:
         """A batch with its examples last, in memory that the next batch of its shape uses again."""
         shape = (*x.shape[1:], len(x))
         if shape not in self._entered:
-            self._entered = {shape: x.new_empty(shape)}
+            if len(self._entered) > 1:  # that of most batches, and that of the last of an epoch
+                self._entered.clear()
+            self._entered[shape] = x.new_empty(shape)
         enter(x, self._entered[shape])
         return self._entered[shape]
 
@@ -250,7 +252,7 @@ class Programs:
     """
 
     def __init__(self, model: nn.Module, every: int) -> None:
-        self._model, self._every = model, every
+        self.model, self._every = model, every
         self._program: Program | None = None
         self._refused = False
         self._checked = -1
@@ -258,11 +260,11 @@ class Programs:
     def get(self, arguments: tuple[Any, ...], step: int) -> Program | None:
         """The program for a batch; ``None`` if torch has to run the network itself."""
         x = arguments[0] if len(arguments) == 1 else None
-        if self._refused or not isinstance(x, torch.Tensor) or not _takes(self._model, x):
+        if self._refused or not isinstance(x, torch.Tensor) or not _takes(self.model, x):
             return None
         turn = step // self._every
         if self._program is None or not self._program.fits():
-            self._program = _made(self._model)
+            self._program = _made(self.model)
         elif turn == self._checked:
             return self._program
         self._checked = turn

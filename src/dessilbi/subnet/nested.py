@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.parallel import DistributedDataParallel
 
 from dessilbi.lean import Programs
 from dessilbi.optim._keep import Keeper
@@ -180,17 +179,11 @@ class NestedTraining(Nesting):
         """
         self._begin_step()
         self._levels_drawn = self._several_drawn()
-        arguments = x if isinstance(x, tuple) else (x,)
-        shared = isinstance(net, DistributedDataParallel)
-        program = self._programs.get(arguments, self._step)
-        run = Run(
-            arguments, loss, weight, shared, program, Run.batch_for(program, arguments)
-        )  # fmt: skip
+        run = Run.make(self._programs, self._step, x, loss, weight, net)
         large, *small = self._levels_drawn
         for level in small:
             self._apart(level, run)
-        # A wrapper may do more than call the network.
-        if program is not None and (net is None or net is self._model):
+        if run.own:
             found = self._apart(large, run)
             if large < FULL:
                 for keeper in self._keepers.values():
@@ -200,13 +193,11 @@ class NestedTraining(Nesting):
         self._enter(large)
         done = False
         try:
-            output = (self._model if net is None else net)(*arguments)
-            value = loss(output)
-            torch.autograd.backward(value * weight)
+            found = run.through(self._model if net is None else net)
             done = True
         finally:
             self._leave(large, done=done)
-        return output.detach(), value.detach()
+        return found
 
     def _apart(self, level: int, run: Run) -> tuple[Any, Tensor]:
         """A pass that adds its own gradients only: those of the step's other networks stay."""

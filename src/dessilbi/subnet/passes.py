@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from dessilbi.lean import Ranked
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from dessilbi.lean import Pass, Program
+    from dessilbi.lean import Pass, Program, Programs
     from dessilbi.optim._keep import Keeper
 
 
@@ -41,10 +42,47 @@ class Run:
     batch: Tensor | None
     """The argument as the program takes it."""
 
-    @staticmethod
-    def batch_for(program: Program | None, arguments: tuple[Any, ...]) -> Tensor | None:
-        """The argument as a program takes it."""
-        return None if program is None else program.enter(arguments[0])
+    own: bool
+    """Whether the program may run the whole network, too: a wrapper may do more than call it."""
+
+    @classmethod
+    def make(
+        cls,
+        programs: Programs,
+        step: int,
+        x: Any,
+        loss: Callable[[Any], Tensor],
+        weight: float,
+        net: nn.Module | None,
+    ) -> Run:
+        """The run of a step.
+
+        Args:
+            programs: of the network.
+            step: its number.
+            x: the batch, or a tuple of arguments.
+            loss: what to make of an output.
+            weight: factor of all gradients.
+            net: the network as it is to be called, if it is wrapped.
+        """
+        arguments = x if isinstance(x, tuple) else (x,)
+        program = programs.get(arguments, step)
+        return cls(
+            arguments=arguments,
+            loss=loss,
+            weight=weight,
+            average=isinstance(net, DistributedDataParallel),
+            program=program,
+            batch=None if program is None else program.enter(arguments[0]),
+            own=program is not None and (net is None or net is programs.model),
+        )
+
+    def through(self, net: nn.Module) -> tuple[Any, Tensor]:
+        """A pass as torch makes it, which adds its gradients: output and loss."""
+        output = net(*self.arguments)
+        value = self.loss(output)
+        torch.autograd.backward(value * self.weight)
+        return output.detach(), value.detach()
 
 
 def backward_through(
