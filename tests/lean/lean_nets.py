@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 
@@ -45,11 +44,6 @@ SHAPES: list[Shape] = [
     (16, 12, 14, (5, 5), (3, 3), (1, 1), (1, 0)),
     (16, 12, 14, (5, 5), (3, 3), (1, 1), (0, 3)),
 ]
-
-
-def bug(reason: str, *, always: bool = True) -> pytest.MarkDecorator:
-    """A test that fails until something is mended, on all machines or on some."""
-    return pytest.mark.xfail(strict=always, reason=reason)
 
 
 def same(found: Tensor, wanted: Tensor, close: float | None = None, least: float = 1e-30) -> None:
@@ -139,8 +133,8 @@ def by_torch(net: nn.Module, x: Tensor) -> tuple[Tensor, dict[str, Tensor], dict
 
 def is_torchs(net: nn.Module, x: Tensor, close: float = 1e-10) -> Program:
     """Assert that a network's program does what torch does; statistics of BatchNorm follow."""
-    output, gradients, buffers = by_torch(net, x)
     program = Program(net)
+    output, gradients, buffers = by_torch(net, x)
     wanted = [name for name, p in net.named_parameters() if p.requires_grad]
     torch.manual_seed(1)
     done = program.run(program.enter(x), of(net), wanted, remember=True)

@@ -214,8 +214,8 @@ def test_code_that_changes_later_is_noticed_by_the_next_comparison() -> None:
     calls = []
 
     def forward(net: Any, x: Tensor) -> Tensor:
-        calls.append(x)
-        return net.c(x) if len(calls) < 4 else -net.c(x)  # read, and compared twice, before that
+        calls.append(x)  # one to read it, and two to compare, twice
+        return net.c(x) if len(calls) < 6 else -net.c(x)
 
     programs = Programs(written(forward), 5)
     x = torch.randn(16, 3, 8, 8)

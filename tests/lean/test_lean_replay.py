@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from lean_nets import F32, F64, Written, bug, of, some_gradient, threads
+from lean_nets import F32, F64, Written, of, some_gradient, threads
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - as everybody does
 
@@ -236,7 +236,6 @@ def test_too_large_a_recording_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> N
             equal(found.backward(gradient).values(), plain.backward(gradient).values())
 
 
-@bug("recorded anew, and run once more, at every step")
 def test_what_is_too_large_is_tried_once(monkeypatch: pytest.MonkeyPatch, passes: Passes) -> None:
     monkeypatch.setattr(replay, "_MOST", 0)
     net = small()
@@ -268,7 +267,6 @@ def test_what_cannot_be_recorded_runs_without(
     assert passes.made == 6
 
 
-@bug("the sum of the gradients of two uses is no call of a kernel")
 def test_tied_weights_in_a_recording() -> None:
     net = nn.Sequential(nn.Flatten(), nn.Linear(192, 192), nn.ReLU(), nn.Linear(192, 192)).double()
     net[3].weight = net[1].weight
@@ -279,7 +277,6 @@ def test_tied_weights_in_a_recording() -> None:
         equal(step(net, programs[0], x, "again"), step(other, programs[1], x, None))
 
 
-@bug("address and shape are compared, but not strides")
 def test_weights_turned_in_place_are_noticed() -> None:
     net = nn.Sequential(nn.Flatten(), nn.Linear(192, 192, bias=False)).double()
     program = Program(net)

@@ -100,7 +100,7 @@ class NestedWidths(Nesting):
         descended: float = 0.3,
         settled: float = 0.6,
         full: float = 1.0,
-        small: float = 1.0,
+        small: float = 0.8,
         parted: tuple[float, float] = (0.3, 0.6),
         ladder: Sequence[float] = (),
         teach: float = 0.5,
@@ -144,7 +144,7 @@ class NestedWidths(Nesting):
         """Biases and BatchNorm parameters: the filter that each element leaves with, or -1. Filters
         are numbered through all layers, as in a path."""
         self._drawn: tuple[int, ...] = (FULL,)
-        self._programs = Programs(model, refresh)
+        self._programs = Programs(model)
         self._cuts: dict[int, Cut] = {}
         self._attach()
 

@@ -172,7 +172,7 @@ class NestedConfig:
     networks do not apply."""
     networks: int = 3
     """Without widths: how many budgets a step trains beside the whole network."""
-    small: float = 1.0
+    small: float = 0.8
     """With widths: fraction of steps that train a small network beside the large one."""
     parted: tuple[float, float] = (0.3, 0.6)
     """With widths: when the narrowest and the widest of the ladder get weights of their own; 1 1
@@ -319,9 +319,21 @@ def from_json(text: str, source: str | Path = "the configuration") -> Config:
     from pydantic import TypeAdapter, ValidationError
 
     try:
-        return TypeAdapter(Config).validate_json(text)
+        return TypeAdapter(Config).validate_json(_without_former(text))
     except ValidationError as error:
         faults = "; ".join(
             f"{'.'.join(map(str, e['loc'])) or 'file'}: {e['msg']}" for e in error.errors()
         )
         raise ConfigError(f"{source} is not a valid configuration: {faults}") from error
+
+
+def _without_former(text: str) -> str:
+    """A configuration without options that there are no more: runs that had them stay readable."""
+    try:
+        values = json.loads(text)
+    except json.JSONDecodeError:
+        return text
+    nested = values.get("nested") if isinstance(values, dict) else None
+    if isinstance(nested, dict):
+        nested.pop("large", None)
+    return json.dumps(values)

@@ -79,7 +79,7 @@ def lenet_300_100_fashion_nested() -> Config:
         model=ModelConfig(name="lenet-300-100"),
         optimizer=replace(_MOM_WD, nu=100.0, lambd=0.03),
         schedule=ScheduleConfig(kind="cosine"),
-        nested=NestedConfig(on=True, highest=0.3),
+        nested=NestedConfig(on=True, highest=0.3, full=0.3),
         epochs=12,
     )
 
@@ -90,6 +90,7 @@ def lenet_300_100_fashion_nested_drops() -> Config:
         lenet_300_100_fashion_nested(),
         name="lenet-300-100-fashion-nested-drops",
         schedule=ScheduleConfig(kind="multistep", milestones=(4, 8)),
+        nested=NestedConfig(on=True, highest=0.3),
     )
 
 

@@ -118,7 +118,7 @@ void sum_run(const T *x, const T *weight, int64_t by_output, const Entries &entr
         for (int r = 0; r < kR; ++r) {
             T sum = bias ? bias[r] : T(0);
             for (int64_t e = 0; e < entries.size(); ++e)
-                sum += x[i + entries.x[e]] * weight[entries.weight[e] + r * by_output];
+                sum = multiply_add(x[i + entries.x[e]], weight[entries.weight[e] + r * by_output], sum);
             y[i + r * area] = sum;
         }
 }
@@ -316,7 +316,7 @@ class FewOutputs {
             for (int k = 0; k < kO; ++k) {
                 Vector<T>::store(to[e] + k * lanes, sum[e][k]);
                 for (int64_t rest = i; rest < length; ++rest)
-                    to[e][k * lanes] += y[(o + k) * area + rest] * seen[e][rest];
+                    to[e][k * lanes] = multiply_add(y[(o + k) * area + rest], seen[e][rest], to[e][k * lanes]);
             }
     }
 };

@@ -221,6 +221,8 @@ class Geometry(NamedTuple):
                 size, window, self.stride, self.padding, strict=True
             )
         )
+        if high < 1 or wide < 1:
+            raise RuntimeError(f"images of {size} are smaller than the window {window}")
         return high, wide
 
 
@@ -467,7 +469,7 @@ def average_gradient(dy: Tensor, size: Pair) -> Tensor:
 
 def total(x: Tensor, other: Tensor) -> Tensor:
     """The sum of two tensors of one shape."""
-    flat = (1, 1, 1, -1)
+    flat, x, other = (1, 1, 1, -1), x.contiguous(), other.contiguous()
     return finish(x.view(flat), None, other.view(flat), (1, 1), False).y.view(x.shape)
 
 

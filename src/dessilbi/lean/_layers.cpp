@@ -185,7 +185,8 @@ void gradient_before_norm(const Finish &f, int64_t channel, const Affine<T> &nor
     if (f.window_height * f.window_width > 1) {
         Window<T> window;
         alignas(kBytes) T sums[kChunk] = {}, alongs[kChunk] = {};  // by image: nothing is added across a vector until the end
-        const T least = f.relu ? T(0) : -std::numeric_limits<T>::infinity(), mean = norm.mean;
+        // Without a ReLU nothing is too small: no comparison with NaN holds.
+        const T least = f.relu ? T(0) : std::numeric_limits<T>::quiet_NaN(), mean = norm.mean;
         if (f.height % f.window_height || f.width % f.window_width) std::fill(d, d + n, T(0));
         for_windows(f, [&](int64_t from, int64_t to, int64_t images) {
             window.look(f, norm, x + from, images);

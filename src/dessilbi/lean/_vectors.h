@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <system_error>
@@ -38,6 +39,17 @@ struct Vector {
 
 template <typename T>
 using V = typename Vector<T>::type;
+
+// a * b + c for single numbers, rounded once wherever the machine can: left to itself the compiler may do so in one
+// place and not in another, and sums would depend on how work is divided.
+template <typename T>
+T multiply_add(T a, T b, T c) {
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+    return std::fma(a, b, c);
+#else
+    return a * b + c;
+#endif
+}
 
 // Rows of a square to its columns: blocks of `width` beside the diagonal are exchanged, then those within.
 template <typename T, int64_t width, int64_t... I>

@@ -65,7 +65,7 @@ class Wanted:
         """The gradient of a weight, if it is wanted; several uses of one are added up."""
         if name is not None and name in self.weights and gradient is not None:
             old = self.found.get(name)
-            self.found[name] = gradient if old is None else old + gradient
+            self.found[name] = gradient if old is None else _kernel.total(old, gradient)
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,9 @@ class Convolution(Layer):
     def forward(self, weights: Mapping[str, Weight], *x: Any) -> tuple[Tensor, Any]:
         (image,) = _of_dimension(4, x)
         weight = weights[self.weight]
+        shape = weight.shape if isinstance(weight, torch.Tensor) else weight[0].shape
         bias = None if self.bias is None else dense(weights, self.bias)
+        _expect(len(image), shape[1], self.weight)
         if isinstance(weight, torch.Tensor):
             weight = self._window(weight.contiguous())
             return _kernel.convolve(image, weight, bias, self.how), (image, weight)
@@ -214,14 +216,14 @@ class Finish(Layer):
     """The name of a BatchNorm layer."""
     module: nn.modules.batchnorm._BatchNorm | None = None
     """That layer, for what does not change."""
-    affine: tuple[str, str] | None = None
-    """The names of its scale and shift."""
+    affine: tuple[str | None, str | None] = (None, None)
+    """The names of its scale and shift, if it has them."""
     window: Pair = (1, 1)
     relu: bool = False
 
     @property
     def weights(self) -> tuple[str, ...]:
-        return self.affine or ()
+        return tuple(name for name in self.affine if name is not None)
 
     def recordable(self, weights: Mapping[str, Weight]) -> bool:
         return _plain(weights, self.weights)
@@ -229,17 +231,18 @@ class Finish(Layer):
     def _norm(self, weights: Mapping[str, Weight]) -> Norm | None:
         if self.module is None:
             return None
-        scale, shift = (dense(weights, n) for n in self.affine) if self.affine else (None, None)
+        scale, shift = (None if name is None else dense(weights, name) for name in self.affine)
         return Norm(scale, shift, self.module.eps)
 
     def forward(self, weights: Mapping[str, Weight], *x: Any) -> tuple[Tensor, Any]:
-        values = [_pixels(v) if v.ndim == 2 else v for v in x]
-        _of_dimension(4, values)
+        values = _of_dimension(4, [_pixels(v) if _is_flat(v) else v for v in x])
         image, residual = values[0], values[1] if len(values) > 1 else None
         if residual is not None and residual.shape != image.shape:
             raise UnsuitedError("a sum of tensors of different shapes")
         if self.module is not None and image[0].numel() < 2:
             raise UnsuitedError("BatchNorm of a single number")
+        for name in self.weights:
+            _expect(len(image), len(dense(weights, name)), name)
         done = _kernel.finish(image, self._norm(weights), residual, self.window, self.relu)
         return done.y.view(done.y.shape[0], -1) if x[0].ndim == 2 else done.y, (image, done)
 
@@ -252,7 +255,7 @@ class Finish(Layer):
         dx, dresidual, dscale, dshift = _kernel.finish_gradient(
             image, self._norm(weights), done, dy, self.window, self.relu, apart
         )
-        for name, gradient in zip(self.affine or (), (dscale, dshift), strict=False):
+        for name, gradient in zip(self.affine, (dscale, dshift), strict=True):
             wanted.give(name, gradient)
         found = (dx, dresidual) if apart else (dx,)
         return tuple(d.view(d.shape[0], -1) if flat else d for d in found)
@@ -359,6 +362,8 @@ class ByTorch(Layer):
                 else self.call(*leaves)
             )
         if not isinstance(y, torch.Tensor):
+            if not isinstance(y, int | torch.Size | torch.dtype | torch.device):
+                raise UnsuitedError("a result that is neither a tensor nor a size")
             return y, None
         return examples_last(y.detach()), (y, leaves, own)
 
@@ -377,6 +382,15 @@ class ByTorch(Layer):
             wanted.give(name, gradient)
         known = {id(v): g for v, g in zip(asked, found, strict=False) if g is not None}
         return tuple(examples_last(known[id(v)]) if id(v) in known else None for v in leaves)
+
+
+def _is_flat(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.ndim == 2
+
+
+def _expect(channels: int, wanted: int, name: str) -> None:
+    if channels != wanted:
+        raise UnsuitedError(f"{name!r} reads {wanted} channels, got {channels}")
 
 
 def _plain(weights: Mapping[str, Weight], names: tuple[str, ...]) -> bool:

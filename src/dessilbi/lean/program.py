@@ -46,9 +46,17 @@ if TYPE_CHECKING:
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _CLOSE = {torch.float32: 1e-3, torch.float64: 1e-9}
-"""How far a program may be from its network, relative to the largest output."""
+"""How far a program may be from its network, relative to its output."""
 _FEW = 8
 """Examples of a batch from which the kernels, whose vectors are of examples, pay."""
+_SOME = 16
+"""Examples that a program is compared with its network by."""
+_GLOBAL_HOOKS = (
+    "_global_forward_hooks",
+    "_global_forward_pre_hooks",
+    "_global_backward_hooks",
+    "_global_backward_pre_hooks",
+)
 
 
 def available(tensors: Iterable[Tensor] = ()) -> bool:
@@ -108,7 +116,7 @@ class Program:
         self.layers = _fused(reader.layers, reader.result)
         self._values = reader.values
         self._result = reader.result
-        self._entered: dict[tuple[int, ...], Tensor] = {}
+        self._entered: dict[Hashable, Tensor] = {}
         self._replays: dict[Hashable, Replays] = {}
         self._needs = [False] * reader.values
         for layer in self.layers:
@@ -135,12 +143,13 @@ class Program:
     def enter(self, x: Tensor) -> Tensor:
         """A batch with its examples last, in memory that the next batch of its shape uses again."""
         shape = (*x.shape[1:], len(x))
-        if shape not in self._entered:
+        key = (shape, x.dtype)
+        if key not in self._entered:
             if len(self._entered) > 1:  # that of most batches, and that of the last of an epoch
                 self._entered.clear()
-            self._entered[shape] = x.new_empty(shape)
-        enter(x, self._entered[shape])
-        return self._entered[shape]
+            self._entered[key] = x.new_empty(shape)
+        enter(x, self._entered[key])
+        return self._entered[key]
 
     def run(
         self,
@@ -211,7 +220,6 @@ class Program:
                     given[i] = new if old is None else total(old, new)
         return asked.found
 
-    @torch.no_grad()
     def agrees(self, x: Tensor) -> bool:
         """Whether this is what the network does now: code may depend on more than its input.
 
@@ -220,24 +228,49 @@ class Program:
         """
         try:
             _refuse_hidden_code(self._model)
-        except UnsuitedError:
+            return self._compare(x[:_SOME])
+        except Exception:  # whatever a network's own code raises, or what it is made of
             return False
-        x = x[:32]
+
+    def _compare(self, x: Tensor) -> bool:
+        """Output and gradients with those of a copy, which may do to itself what it likes."""
+        copy = deepcopy(self._model)
+        params = {name: p.detach() for name, p in self._model.named_parameters()}
+        wanted = frozenset(name for name, p in self._model.named_parameters() if p.requires_grad)
         with torch.random.fork_rng(devices=()):
             state = torch.random.get_rng_state()
-            expected = deepcopy(self._model)(x)
-            torch.random.set_rng_state(state)
-            try:
-                params = {n: p.detach() for n, p in self._model.named_parameters()}
-                done = self.run_once(examples_last(x), params, frozenset())
-            except UnsuitedError:
-                return False
-        if not isinstance(expected, torch.Tensor) or expected.shape != done.output.shape:
+            for _ in range(2):  # also a network that counts its calls
+                with torch.enable_grad():
+                    expected = copy(x)
+                torch.random.set_rng_state(state)
+            done = self.run_once(examples_last(x), params, wanted)
+            given = torch.randn(expected.shape, dtype=x.dtype)
+        if done.output.shape != expected.shape:
             return False
-        apart = (done.output - expected).abs().max()
-        return bool(apart <= _CLOSE[x.dtype] * expected.abs().max()) or bool(
-            (expected.isnan() | expected.isinf()).any()
+        if not expected.isfinite().all():  # there is nothing left to compare
+            return not done.output.isfinite().all()
+        names = [name for name, _ in copy.named_parameters() if name in wanted]
+        leaves = [copy.get_parameter(name) for name in names]
+        gradients = torch.autograd.grad(expected, leaves, given, allow_unused=True)
+        known = dict(zip(names, gradients, strict=True))
+        found = done.backward(given)
+        close = _CLOSE[x.dtype]
+        if not _near(done.output, expected, close, 0.0):
+            return False
+        largest = max((float(g.norm()) for g in known.values() if g is not None), default=0.0)
+        return all(
+            _near(
+                found.get(name, torch.zeros_like(params[name])),
+                torch.zeros_like(params[name]) if g is None else g,
+                50 * close,  # a ReLU at its kink may fall to the other side
+                close * largest,
+            )
+            for name, g in known.items()
         )
+
+
+def _near(found: Tensor, wanted: Tensor, share: float, least: float) -> bool:
+    return float((found - wanted).norm()) <= share * float(wanted.norm()) + least
 
 
 class Programs:
@@ -251,7 +284,7 @@ class Programs:
         every: steps between two comparisons.
     """
 
-    def __init__(self, model: nn.Module, every: int) -> None:
+    def __init__(self, model: nn.Module, every: int = 500) -> None:
         self.model, self._every = model, every
         self._program: Program | None = None
         self._refused = False
@@ -276,7 +309,8 @@ class Programs:
 
 def _takes(model: nn.Module, x: Tensor) -> bool:
     first = next(model.parameters(), None)
-    plain = not torch.is_autocast_enabled("cpu") and x.ndim > 1 and x.layout is torch.strided
+    plain = x.ndim > 1 and x.layout is torch.strided and not x.requires_grad
+    plain = plain and not torch.is_autocast_enabled("cpu")
     fits = first is not None and x.dtype is first.dtype and x.device.type == "cpu"
     return fits and plain and len(x) >= _FEW
 
@@ -299,7 +333,8 @@ class _Reader:
         self._model = model
         self._names = {p: name for name, p in model.named_parameters()}
         try:
-            graph = fx.Tracer().trace(model)
+            # Of a copy: stand-ins that forward stores, and constants, stay in what is traced.
+            graph = fx.Tracer().trace(deepcopy(model))
         except Exception as error:  # whatever a network's own code raises on stand-ins
             raise UnsuitedError(f"torch.fx cannot trace {type(model).__name__}") from error
         self.layers: list[Layer] = []
@@ -362,13 +397,16 @@ class _Reader:
             assert module is not None
             what |= {"weight": self._name(module.weight), "bias": self._name(module.bias)}
         if issubclass(kind, Finish) and isinstance(module, nn.modules.batchnorm._BatchNorm):
-            scale, shift = self._name(module.weight), self._name(module.bias)
-            both = None if scale is None or shift is None else (scale, shift)
-            what |= {"norm": name, "module": module, "affine": both}
+            if any(isinstance(one, Finish) and one.norm == name for one in self.layers):
+                raise UnsuitedError(f"{name} is called twice: its statistics follow in order")
+            affine = (self._name(module.weight), self._name(module.bias))
+            what |= {"norm": name, "module": module, "affine": affine}
         found: Layer = kind(inputs, self._new(node), **what)
         return found
 
     def _name(self, p: Any) -> str | None:
+        if p is not None and p not in self._names:
+            raise UnsuitedError("a weight that is no parameter")
         return None if p is None else self._names[p]
 
     def _module_by_torch(self, node: fx.Node, name: str, module: nn.Module) -> Layer:
@@ -378,13 +416,15 @@ class _Reader:
             raise UnsuitedError(f"{name} is called with more than tensors")
         names = tuple((inner, self._names[p]) for inner, p in module.named_parameters())
         inputs = tuple(self._number(a) for a in node.args if isinstance(a, fx.Node))
-        _refuse_in_place(node, getattr(module, "inplace", False))
+        if getattr(module, "inplace", False):
+            raise UnsuitedError(f"{name} works in place")
         return ByTorch(inputs, self._new(node), call=module, module=module, names=names)
 
     def _by_torch(self, node: fx.Node) -> Layer:
         target = str(getattr(node.target, "__name__", node.target))
         in_place = target.endswith("_") and not target.endswith("__")
-        _refuse_in_place(node, in_place or bool(node.kwargs.get("inplace")) or "out" in node.kwargs)
+        if in_place or node.kwargs.get("inplace") or "out" in node.kwargs:
+            raise UnsuitedError(f"{node} works in place")
         nodes = node.all_input_nodes
         inputs = tuple(self._number(n) for n in nodes)
 
@@ -403,8 +443,11 @@ def _refuse_hidden_code(model: nn.Module) -> None:
     for p in model.parameters():
         if p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None):
             raise UnsuitedError("hooks of a parameter, which only torch's own passes call")
+    if any(getattr(nn.modules.module, kind, None) for kind in _GLOBAL_HOOKS):
+        raise UnsuitedError("hooks of all modules")
     for module in model.modules():
-        if is_parametrized(module) or any(getattr(module, kind, None) for kind in _HOOKS):
+        own = "forward" in vars(module)
+        if own or is_parametrized(module) or any(getattr(module, kind, None) for kind in _HOOKS):
             raise UnsuitedError("code that runs beside forward, which a program would not see")
 
 

@@ -36,6 +36,8 @@ class Replays:
         self._recorded: _Recorded | None = None
         self._others = 0
         """Batches of another shape in a row."""
+        self._too_large: torch.Size | None = None
+        """Of a batch."""
 
     def run(
         self, x: Tensor, weights: Mapping[str, Weight], asked: frozenset[str]
@@ -50,11 +52,14 @@ class Replays:
                 return None
         self._others = 0
         self._recorded = None
-        if all(layer.recordable(weights) for layer in self._program.layers):
+        if x.shape != self._too_large and all(
+            layer.recordable(weights) for layer in self._program.layers
+        ):
             recorded = _Recorded(self._program, x, weights, asked)
             if recorded.bytes <= _MOST:
                 self._recorded = recorded
                 return recorded
+            self._too_large = x.shape
         return None
 
 
@@ -113,6 +118,6 @@ class _Recorded:
 def _place(weight: Weight) -> tuple[Any, ...]:
     """What must be the same for a recording to read the right memory."""
     if isinstance(weight, torch.Tensor):
-        return weight.data_ptr(), weight.shape
+        return weight.data_ptr(), weight.shape, weight.stride()
     entries, values = weight
     return entries, values.data_ptr()

@@ -122,7 +122,7 @@ class NestedTraining(Nesting):
         self._levels_drawn: tuple[int, ...] = (FULL,)
         self._keepers: dict[Tensor, Keeper] = {}
         self._passes = SubnetPasses(model, {}, ())
-        self._programs = Programs(model, refresh)
+        self._programs = Programs(model)
         self._moves: dict[Tensor, Tensor] = {}
         self._dense: list[tuple[Tensor, Tensor]] = []
         self._resting: list[tuple[_BatchNorm, float | None, Tensor]] = []
