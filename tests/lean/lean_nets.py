@@ -131,9 +131,11 @@ def by_torch(net: nn.Module, x: Tensor) -> tuple[Tensor, dict[str, Tensor], dict
     return y.detach(), gradients, after
 
 
-def is_torchs(net: nn.Module, x: Tensor, close: float = 1e-10) -> Program:
+def is_torchs(
+    net: nn.Module, x: Tensor, close: float = 1e-10, program: Program | None = None
+) -> Program:
     """Assert that a network's program does what torch does; statistics of BatchNorm follow."""
-    program = Program(net)
+    program = program or Program(net)
     output, gradients, buffers = by_torch(net, x)
     wanted = [name for name, p in net.named_parameters() if p.requires_grad]
     torch.manual_seed(1)
