@@ -1,7 +1,7 @@
 """What nested training costs: CPU time of a nested step against a plain one.
 
     python benchmarks/nested.py [--rounds 7] [--networks lenet-300-100,lenet-5,vgg-4,resnet-20]
-                                [--batch 128]
+                                [--batch 128] [--full 0.05]
 
 Nested by weight (or filter), and by width: two and more networks a step, each at its own cost. A
 block is a whole short training, with all of its stages.
@@ -39,7 +39,7 @@ NETWORKS = {
 KINDS = ("plain", "nested", "widths")
 
 
-def blocks(network: str, kind: str, images: int) -> Callable[[], float]:
+def blocks(network: str, kind: str, images: int, full: float = 0.05) -> Callable[[], float]:
     """A function that trains a block of steps and returns the CPU seconds of one of them."""
     channels, side, steps, classifier = NETWORKS[network]
     torch.manual_seed(0)
@@ -53,7 +53,7 @@ def blocks(network: str, kind: str, images: int) -> Callable[[], float]:
     def block() -> float:
         now: NestedTraining | NestedWidths | None = None
         if kind == "nested":
-            now = NestedTraining(model, opt, steps, highest=0.3)
+            now = NestedTraining(model, opt, steps, highest=0.3, full=full)
         elif kind == "widths":
             now = NestedWidths(model, opt, steps, x)
         start = time.process_time()
@@ -77,6 +77,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--networks", default=",".join(NETWORKS))
     parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--full", type=float, default=0.05, help="of nested, not of widths")
     args = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()  # as training does
@@ -86,7 +87,7 @@ def main() -> None:
     )
     print(f"{'':16}{'':8}{'ms':>8}{'of plain':>10}{'quartiles':>16}")
     for network in args.networks.split(","):
-        runs = [blocks(network, kind, args.batch) for kind in KINDS]
+        runs = [blocks(network, kind, args.batch, args.full) for kind in KINDS]
         for run in runs:
             run()
         times = []

@@ -193,6 +193,25 @@ WRITTEN: dict[str, Callable[[], nn.Module]] = {
     "nothing happens": lambda: nn.Sequential(
         nn.Identity(), conv(), nn.Dropout(0.0), nn.Dropout(0.5).eval(), nn.MaxPool2d(1), conv(4, 2)
     ),
+    "the result read again": lambda: Written(
+        lambda net, x: (lambda y: y + net.k(y))(net.head(net.c(x).flatten(1))),
+        c=conv(), head=head(256), k=nn.Linear(5, 5),
+    ),
+    "the batch read again": lambda: Written(
+        lambda net, x: net.norm(x) + x.relu() + net.pool(net.c(x)) + x,
+        c=conv(3, 3), norm=nn.BatchNorm2d(3), pool=nn.MaxPool2d(3, 1, 1),
+    ),
+    "a chain of sums": lambda: Written(
+        lambda net, x: (net.c(x) + net.norm(net.d(x))) + (net.c(x) + (x.relu() + net.d(x))),
+        c=conv(3, 3), d=conv(3, 3), norm=nn.BatchNorm2d(3),
+    ),
+    "layers that nobody reads": lambda: Written(
+        lambda net, x: (net.norm(x), net.d(x), net.c(x))[2],
+        c=conv(), d=conv(), norm=nn.BatchNorm2d(3),
+    ),
+    "weights of other layers": lambda: nn.Sequential(
+        conv(), nn.PReLU(4), nn.Flatten(), nn.LayerNorm(256), head(256)
+    ),
     "a layer called twice": lambda: Written(
         lambda net, x: net.c(net.norm(net.c(x)).relu()), c=conv(3, 3), norm=nn.BatchNorm2d(3)
     ),
@@ -216,7 +235,7 @@ def test_what_the_kernels_know_they_run() -> None:
         "sizes", "shapes", "a sum with a number", "sums of all kinds", "two norms and one sum",
         "concatenation", "a single number", "GELU", "GroupNorm", "groups", "dilation",
         "padding by name", "circular padding", "transposed", "pooling to the edge",
-        "other averages",
+        "other averages", "weights of other layers",
     }  # fmt: skip
 
 
@@ -275,6 +294,23 @@ def test_weights_of_which_some_are_there() -> None:
             inside = (levels[name].flatten() <= 70)[ranked[name].index]
             gradient = gradient.flatten()[ranked[name].index] * inside
         same(found[name], gradient, 1e-10)
+
+
+def test_weights_of_a_narrower_network() -> None:
+    def net_of(a: int, b: int) -> nn.Module:
+        layers = (conv(3, a), nn.BatchNorm2d(a), nn.ReLU(), conv(a, b), nn.MaxPool2d(2))
+        return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), head(b)).double()
+
+    program, x = Program(net_of(16, 24)), torch.randn(16, 3, 8, 8, dtype=F64)
+    for narrow in (net_of(9, 8), net_of(1, 24), net_of(16, 3)):
+        output, gradients, _ = by_torch(narrow, x)
+        for _ in range(2):
+            done = program.run(program.enter(x), of(narrow), of(narrow), again="narrow")
+            same(done.output, output)
+            found = done.backward(some_gradient(output))
+            assert found.keys() == gradients.keys()
+            for name in gradients.keys() - {"0.bias"}:  # which BatchNorm makes zero
+                same(found[name], gradients[name], 1e-10)
 
 
 def test_statistics_stay_unless_they_are_to_follow() -> None:

@@ -112,7 +112,7 @@ def library() -> ctypes.CDLL:
     """The kernels; built on the first call on this machine."""
     # What is multiplied and added at once is rounded once, as in the libraries that torch uses.
     here = Path(__file__).parent
-    lib = load_kernel(*(here / name for name in _SOURCES), flags=("-ffp-contract=fast",))
+    lib = load_kernel(*(here / name for name in _SOURCES), flags=("-ffp-contract=fast",), fma=True)
     pointer, integer = ctypes.c_void_p, ctypes.c_int64
     for dtype in DTYPES.values():
         for name, arguments in {

@@ -56,12 +56,16 @@ void moments(const T *x, int64_t n, double &mean, double &variance) {
 #pragma omp simd reduction(+ : sum)
         for (int64_t i = 0; i < length; ++i) sum += at[i];
         const T middle = sum / T(length);
-        T square = 0;
-#pragma omp simd reduction(+ : square)
-        for (int64_t i = 0; i < length; ++i) square += (at[i] - middle) * (at[i] - middle);
-        const double apart = middle - mean, share = length / (seen + length);
+        T rest = 0, square = 0;  // what rounding left the middle off by, and squares about it
+#pragma omp simd reduction(+ : rest, square)
+        for (int64_t i = 0; i < length; ++i) {
+            rest += at[i] - middle;
+            square += (at[i] - middle) * (at[i] - middle);
+        }
+        const double off = double(rest) / length;
+        const double apart = middle + off - mean, share = length / (seen + length);
         mean += apart * share;
-        squares += square + apart * apart * seen * share;
+        squares += square - off * rest + apart * apart * seen * share;
         seen += length;
     }
     variance = squares / n;

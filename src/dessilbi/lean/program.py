@@ -71,7 +71,7 @@ def available(tensors: Iterable[Tensor] = ()) -> bool:
 
 
 class Pass(Protocol):
-    """A forward pass, and its backward pass."""
+    """A forward pass, and its backward pass, to be made before the next one ``again``."""
 
     output: Tensor
     """As the network gives it."""
@@ -111,7 +111,7 @@ class Program:
         if not available(model.parameters()):
             raise UnsuitedError("no kernels for this machine, or for these weights")
         self._model, self._modules = model, list(model.modules())
-        self._flags = [m.training for m in self._modules]
+        self._flags = _mode(self._modules)
         reader = _Reader(model)
         self.layers = _fused(reader.layers, reader.result)
         self._values = reader.values
@@ -138,7 +138,7 @@ class Program:
 
     def fits(self) -> bool:
         """Whether the network is still in the mode that it was read in."""
-        return self._flags == [m.training for m in self._modules]
+        return self._flags == _mode(self._modules)
 
     def enter(self, x: Tensor) -> Tensor:
         """A batch with its examples last, in memory that the next batch of its shape uses again."""
@@ -278,7 +278,7 @@ class Programs:
     """The program of a network as long as it is one, made when it is first asked for.
 
     Now and then, and after the network's mode has changed, it is compared with the network; if they
-    differ, or the network has none, there is none from then on.
+    differ, or the network has none, there is none until the mode changes again.
 
     Args:
         model: the network.
@@ -288,24 +288,30 @@ class Programs:
     def __init__(self, model: nn.Module, every: int = 500) -> None:
         self.model, self._every = model, every
         self._program: Program | None = None
-        self._refused = False
+        self._refused: list[bool] | None = None
+        """The mode in which there is none."""
         self._checked = -1
 
     def get(self, arguments: tuple[Any, ...], step: int) -> Program | None:
         """The program for a batch; ``None`` if torch has to run the network itself."""
         x = arguments[0] if len(arguments) == 1 else None
-        if self._refused or not isinstance(x, torch.Tensor) or not _takes(self.model, x):
+        if not isinstance(x, torch.Tensor) or not _takes(self.model, x):
+            return None
+        if self._refused is not None and self._refused == _mode(self.model.modules()):
             return None
         turn = step // self._every
         if self._program is None or not self._program.fits():
             self._program = _made(self.model)
         elif turn == self._checked:
             return self._program
-        self._checked = turn
-        if self._program is not None and not self._program.agrees(x):
-            self._program = None
-        self._refused = self._program is None
+        self._checked, self._refused = turn, None
+        if self._program is None or not self._program.agrees(x):
+            self._program, self._refused = None, _mode(self.model.modules())
         return self._program
+
+
+def _mode(modules: Iterable[nn.Module]) -> list[bool]:
+    return [m.training for m in modules]
 
 
 def _takes(model: nn.Module, x: Tensor) -> bool:

@@ -42,19 +42,23 @@ def library() -> ctypes.CDLL:
     return lib
 
 
-def load_kernel(*sources: Path, flags: tuple[str, ...] = ()) -> ctypes.CDLL:
+def load_kernel(*sources: Path, flags: tuple[str, ...] = (), fma: bool = False) -> ctypes.CDLL:
     """The library made of source files; built on the first call on this machine.
 
     Args:
         sources: C++ with a plain C interface; headers, too, which the others include.
         flags: for the compiler, beside :data:`FLAGS`.
+        fma: whether all that is multiplied and added at once must be. Tuned for some of AMD's
+            processors GCC does not where few sums are made at a time, and a sum would depend on
+            how many are made beside it.
     """
     compiler = _compiler()
     tuned = "-mcpu=native" if platform.machine() in {"arm64", "aarch64"} else "-march=native"
-    options = [*compiler, *FLAGS, *flags, tuned]
+    version = _output([*compiler, "--version"])
+    always = ["--param=avoid-fma-max-bits=0"] if fma and "clang" not in version else []
+    options = [*compiler, *FLAGS, *flags, *always, tuned]
     command = [*options, *(str(source) for source in sources if source.suffix != ".h")]
     # A home directory may be shared by machines with different processors and compilers.
-    version = _output([*compiler, "--version"])
     texts = [source.read_text() for source in sources]
     key = "\n".join([*texts, *options, version, _processor()])
     name = f"{sources[0].stem}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
