@@ -254,6 +254,17 @@ def test_a_network_that_has_gone_astray_keeps_its_program() -> None:
     assert programs.get((x,), 1) is first is not None
 
 
+def test_a_mode_without_a_program_is_no_end() -> None:
+    net = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6))
+    programs = Programs(net, 100)
+    x = torch.randn(16, 6)
+    there = []
+    for training in (True, False, False, True):
+        net.train(training)
+        there.append(programs.get((x,), 0) is not None)
+    assert there == [True, False, False, True]
+
+
 def test_a_change_of_mode_is_followed() -> None:
     net = written(lambda net, x: net.c(x).relu() if net.training else net.c(x)).double()
     programs = Programs(net, 100)

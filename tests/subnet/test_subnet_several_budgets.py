@@ -20,7 +20,7 @@ from dessilbi.optim._reference import Reference
 from dessilbi.subnet import NestedTraining, passes
 
 KERNELS = [pytest.param(True, marks=needs_compiler), False]
-NESTED: dict[str, Any] = {"refresh": 4, "lowest": 0.02, **EARLY}
+NESTED: dict[str, Any] = {"refresh": 4, "lowest": 0.02, "networks": 3, **EARLY}
 
 
 @pytest.fixture(params=KERNELS, ids=["skipping", "masked"])
@@ -274,6 +274,13 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(kernels: bool, stop: int
     train(other, its_opt, its_nested, stop, 40)
     for name, W in weights(net).items():
         assert torch.equal(W, other.get_parameter(name))
+
+
+def test_filters_are_trained_one_budget_a_step() -> None:
+    net, opt = make()
+    assert NestedTraining(net, opt, 10).networks == 1
+    by_weight = DessiLBI(split_parameters(net, {"*": {"penalty": "lasso"}}))
+    assert NestedTraining(net, by_weight, 10).networks == 3
 
 
 def test_bad_options() -> None:
