@@ -33,7 +33,7 @@ NETWORKS = {
     "lenet-300-100": (1, 28, 1200, "fc3"),
     "lenet-5": (1, 28, 240, "fc.f7"),
     "vgg-4": (3, 32, 240, "classifier"),
-    "resnet-20": (3, 32, 36, "fc"),
+    "resnet-20": (3, 32, 72, "fc"),
 }
 """Channels, pixels a side, steps of a block, and the classifier."""
 KINDS = ("plain", "nested", "widths")

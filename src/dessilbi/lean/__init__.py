@@ -2,7 +2,8 @@
 
 from .entries import Ranked, Sparse
 from .layers import UnsuitedError, examples_last
-from .program import Pass, Program, Programs, available
+from .program import Pass, Program, available
+from .programs import Programs
 
 __all__ = [
     "Pass",

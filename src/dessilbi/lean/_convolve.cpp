@@ -5,7 +5,7 @@
 
 extern "C" {
 
-// Mirrored by _kernel._Convolution; every field has 8 bytes.
+// Mirrored by _library.ConvolutionCall; every field has 8 bytes.
 struct Convolution {
     const void *x;       // [inputs][height][width][images]
     void *y;             // [outputs][out_height][out_width][images]: written; read for the gradient of the weight

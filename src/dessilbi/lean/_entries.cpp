@@ -9,7 +9,7 @@
 
 extern "C" {
 
-// Mirrored by _kernel._Correlation; every field has 8 bytes.
+// Mirrored by _library.CorrelationCall; every field has 8 bytes.
 struct Correlation {
     const void *x;         // [..][height][width][images], padded
     void *y;               // [rows][out_height][out_width][images]: written forward, read for the gradient

@@ -1,20 +1,27 @@
-"""The C++ kernels, called with tensors laid out ``[channel, row, column, image]``.
-
-What a kernel writes to is made here, so that a :class:`Recorder` can keep it and play the same
-calls again.
-"""
+"""The C++ kernels, called with tensors laid out ``[channel, row, column, image]``."""
 
 from __future__ import annotations
 
 import ctypes
-import functools
-import threading
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from dessilbi.optim._native import load_kernel
+from ._library import (
+    AverageCall,
+    ConvolutionCall,
+    CorrelationCall,
+    EnterCall,
+    FinishCall,
+    GatheringCall,
+    PaddingCall,
+    PoolingCall,
+    at,
+    empty,
+    function_of,
+    library,
+    run,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,186 +29,6 @@ if TYPE_CHECKING:
     from .entries import Lists
 
     Pair = tuple[int, int]
-
-DTYPES = {torch.float32: "f32", torch.float64: "f64"}
-_SOURCES = ("_convolve.cpp", "_entries.cpp", "_layers.cpp", "_vectors.h", "_winograd.h")
-
-
-def _fields(
-    pointers: str, integers: str, *others: tuple[str, type[ctypes.c_double]]
-) -> list[tuple[str, Any]]:
-    return [
-        *((name, ctypes.c_void_p) for name in pointers.split()),
-        *((name, ctypes.c_int64) for name in integers.split()),
-        *others,
-    ]
-
-
-class _Convolution(ctypes.Structure):
-    """Mirrors Convolution of the kernel."""
-
-    _fields_ = _fields(
-        "x y weight bias",
-        "inputs outputs images height width out_height out_width window_height window_width "
-        "down right top left by_output by_input turned",
-    )
-
-
-class _Correlation(ctypes.Structure):
-    """Mirrors Correlation of the kernel."""
-
-    _fields_ = _fields(
-        "x y values first count pixels bias", "rows width images out_height out_width down right"
-    )
-
-
-class _Padding(ctypes.Structure):
-    """Mirrors Padding of the kernel."""
-
-    _fields_ = _fields(
-        "x y", "channels height width images out_height out_width top left down right"
-    )
-
-
-class _Gathering(ctypes.Structure):
-    """Mirrors Gathering of the kernel."""
-
-    _fields_ = _fields("x y index", "count")
-
-
-class _Finish(ctypes.Structure):
-    """Mirrors Finish of the kernel."""
-
-    _fields_ = _fields(
-        "x residual scale shift y mean variance dy dx dresidual dscale dshift",
-        "channels height width images window_height window_width norm relu",
-        ("eps", ctypes.c_double),
-    )
-
-
-class _Average(ctypes.Structure):
-    """Mirrors Average of the kernel."""
-
-    _fields_ = _fields("x y", "channels pixels images")
-
-
-class _Enter(ctypes.Structure):
-    """Mirrors Enter of the kernel."""
-
-    _fields_ = _fields("x y", "images pixels channels")
-
-
-class _Call(ctypes.Structure):
-    """Mirrors Call of the kernel."""
-
-    _fields_ = _fields("function what", "")
-
-
-class _Pooling(ctypes.Structure):
-    """Mirrors Pooling of the kernel."""
-
-    _fields_ = _fields(
-        "",
-        "channels height width images out_height out_width window_height window_width down right "
-        "top left",
-    )
-
-
-@functools.cache
-def library() -> ctypes.CDLL:
-    """The kernels; built on the first call on this machine."""
-    # What is multiplied and added at once is rounded once, as in the libraries that torch uses.
-    here = Path(__file__).parent
-    lib = load_kernel(*(here / name for name in _SOURCES), flags=("-ffp-contract=fast",), fma=True)
-    pointer, integer = ctypes.c_void_p, ctypes.c_int64
-    for dtype in DTYPES.values():
-        for name, arguments in {
-            "convolve": [pointer, integer],
-            "weight_gradient": [pointer, integer],
-            "correlate": [pointer, integer],
-            "gradient": [pointer, integer],
-            "pad": [pointer, integer],
-            "gather": [pointer, integer],
-            "finish": [pointer, integer],
-            "finish_gradient": [pointer, integer],
-            "enter": [pointer, integer],
-            "average": [pointer, integer],
-            "average_gradient": [pointer, integer],
-            "pool": [pointer, pointer, pointer, pointer, integer],
-            "pool_gradient": [pointer, pointer, pointer, pointer, integer],
-        }.items():
-            function = getattr(lib, f"lean_{name}_{dtype}")
-            function.restype, function.argtypes = None, arguments
-    lib.lean_play.restype, lib.lean_play.argtypes = None, [pointer, integer, integer]
-    lib.lean_rank.restype = None
-    lib.lean_rank.argtypes = [pointer, pointer, integer, integer, integer, *[pointer] * 3]
-    return lib
-
-
-@functools.cache
-def _function(name: str, dtype: torch.dtype) -> Any:
-    return getattr(library(), f"lean_{name}_{DTYPES[dtype]}")
-
-
-class Recorder:
-    """Within it, kernels are called as ever; afterwards :meth:`play` makes the same calls again.
-
-    They read and write the same memory, which is kept. What they do not write, the caller puts
-    there.
-    """
-
-    def __init__(self) -> None:
-        self._calls: list[tuple[Any, ctypes.Structure]] = []
-        self.kept: list[Tensor] = []
-        """All that was made."""
-        self._played: Any = None
-
-    def __enter__(self) -> Recorder:
-        assert getattr(_now, "recorder", None) is None
-        _now.recorder = self
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        _now.recorder = None
-        addresses = (
-            _Call(ctypes.cast(function, ctypes.c_void_p).value, ctypes.addressof(structure))
-            for function, structure in self._calls
-        )
-        self._played = (_Call * len(self._calls))(*addresses)
-
-    def add(self, function: Any, structure: ctypes.Structure) -> None:
-        """A call was made."""
-        self._calls.append((function, structure))
-
-    def play(self) -> None:
-        """Make all calls again."""
-        library().lean_play(
-            ctypes.addressof(self._played), len(self._played), torch.get_num_threads()
-        )
-
-
-_now = threading.local()
-"""``recorder``: the one that is at work in this thread."""
-
-
-def _run(name: str, like: Tensor, structure: ctypes.Structure) -> None:
-    function = _function(name, like.dtype)
-    function(ctypes.addressof(structure), torch.get_num_threads())
-    recorder = getattr(_now, "recorder", None)
-    if recorder is not None:
-        recorder.add(function, structure)
-
-
-def _empty(like: Tensor, *shape: int) -> Tensor:
-    made = like.new_empty(shape)
-    recorder = getattr(_now, "recorder", None)
-    if recorder is not None:
-        recorder.kept.append(made)
-    return made
-
-
-def _at(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
 
 
 # ---------------------------------------------------------------------- convolutions of all weights
@@ -231,25 +58,25 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, how: Geometry) -> T
     outputs, inputs, *window = weight.shape
     _, height, width, images = x.shape
     out = how.out((height, width), (window[0], window[1]))
-    y = _empty(x, outputs, *out, images)
-    c = _Convolution(
-        x.data_ptr(), y.data_ptr(), weight.data_ptr(), _at(bias), inputs, outputs, images, height,
+    y = empty(x, outputs, *out, images)
+    c = ConvolutionCall(
+        x.data_ptr(), y.data_ptr(), weight.data_ptr(), at(bias), inputs, outputs, images, height,
         width, *out, *window, *how.stride, *how.padding, *weight.stride()[:2], 0,
     )  # fmt: skip
-    _run("convolve", x, c)
+    run("convolve", x, c)
     return y
 
 
 def input_gradient(dy: Tensor, weight: Tensor, size: Pair, how: Geometry) -> Tensor:
     """The gradient of :func:`convolve` by images of a size."""
     outputs, inputs, *window = weight.shape
-    dx = _empty(dy, inputs, *size, dy.shape[3])
+    dx = empty(dy, inputs, *size, dy.shape[3])
     by_output, by_input = weight.stride()[:2]
-    c = _Convolution(
+    c = ConvolutionCall(
         dy.data_ptr(), dx.data_ptr(), weight.data_ptr(), None, outputs, inputs, *dy.shape[3:],
         *dy.shape[1:3], *size, *window, *how.stride, *how.padding, by_input, by_output, 1,
     )  # fmt: skip
-    _run("convolve", dy, c)
+    run("convolve", dy, c)
     return dx
 
 
@@ -259,13 +86,13 @@ def weight_gradient(
     """The gradients of :func:`convolve` by its weight and, if that is wanted, its bias."""
     outputs, inputs, *window = weight.shape
     _, height, width, images = x.shape
-    found = _empty(weight, *weight.shape)
-    shift = _empty(weight, outputs) if bias else None
-    c = _Convolution(
-        x.data_ptr(), dy.data_ptr(), found.data_ptr(), _at(shift), inputs, outputs, images, height,
+    found = empty(weight, *weight.shape)
+    shift = empty(weight, outputs) if bias else None
+    c = ConvolutionCall(
+        x.data_ptr(), dy.data_ptr(), found.data_ptr(), at(shift), inputs, outputs, images, height,
         width, *dy.shape[1:3], *window, *how.stride, *how.padding, *found.stride()[:2], 0,
     )  # fmt: skip
-    _run("weight_gradient", x, c)
+    run("weight_gradient", x, c)
     return found, shift
 
 
@@ -307,10 +134,10 @@ def correlate(
         out: height and width of the result.
         stride: pixels between what two neighbouring outputs read.
     """
-    y = _empty(x, len(lists.count), *out, x.shape[3])
+    y = empty(x, len(lists.count), *out, x.shape[3])
     c = _correlation(x, y, values, lists, out, stride)
-    c.bias = _at(bias)
-    _run("correlate", x, c)
+    c.bias = at(bias)
+    run("correlate", x, c)
     return y
 
 
@@ -318,25 +145,25 @@ def gradient(
     x: Tensor, dy: Tensor, lists: Lists, stride: Pair, *, bias: bool
 ) -> tuple[Tensor, Tensor | None]:
     """The gradients of the values in :func:`correlate` and, if that is wanted, of the bias."""
-    values = _empty(x, len(lists.pixels))
-    shift = _empty(x, len(lists.count)) if bias else None
+    values = empty(x, len(lists.pixels))
+    shift = empty(x, len(lists.count)) if bias else None
     c = _correlation(x, dy, values, lists, (dy.shape[1], dy.shape[2]), stride)
-    c.bias = _at(shift)
-    _run("gradient", x, c)
+    c.bias = at(shift)
+    run("gradient", x, c)
     return values, shift
 
 
 def gather(x: Tensor, index: Tensor) -> Tensor:
     """``x[index]``, of one dimension."""
-    y = _empty(x, len(index))
-    _run("gather", x, _Gathering(x.data_ptr(), y.data_ptr(), index.data_ptr(), len(index)))
+    y = empty(x, len(index))
+    run("gather", x, GatheringCall(x.data_ptr(), y.data_ptr(), index.data_ptr(), len(index)))
     return y
 
 
 def _correlation(
     x: Tensor, y: Tensor, values: Tensor, lists: Lists, out: Pair, stride: Pair
-) -> _Correlation:
-    return _Correlation(
+) -> CorrelationCall:
+    return CorrelationCall(
         x.data_ptr(), y.data_ptr(), values.data_ptr(), lists.first.data_ptr(),
         lists.count.data_ptr(), lists.pixels.data_ptr(), None, len(lists.count), *x.shape[2:],
         *out, *stride,
@@ -348,9 +175,9 @@ def pad(x: Tensor, size: Pair, first: Pair, step: Pair = (1, 1)) -> Tensor:
     channels, height, width, images = x.shape
     if (height, width) == size and first == (0, 0) and step == (1, 1):
         return x
-    out = _empty(x, channels, *size, images)
-    p = _Padding(x.data_ptr(), out.data_ptr(), *x.shape, *size, *first, *step)
-    _run("pad", x, p)
+    out = empty(x, channels, *size, images)
+    p = PaddingCall(x.data_ptr(), out.data_ptr(), *x.shape, *size, *first, *step)
+    run("pad", x, p)
     return out
 
 
@@ -366,8 +193,8 @@ def enter(x: Tensor, into: Tensor) -> None:
         else:
             channels, pixels = x.shape[1], x.shape[2] * x.shape[3]
     x = x if channels > 1 else x.contiguous()
-    e = _Enter(x.data_ptr(), into.data_ptr(), images, pixels, channels)
-    _function("enter", x.dtype)(ctypes.addressof(e), 1)
+    e = EnterCall(x.data_ptr(), into.data_ptr(), images, pixels, channels)
+    function_of("enter", x.dtype)(ctypes.addressof(e), 1)
 
 
 class Norm(NamedTuple):
@@ -399,10 +226,10 @@ def finish(
         relu: whether to end with it.
     """
     channels, height, width, images = x.shape
-    y = _empty(x, channels, height // window[0], width // window[1], images)
-    mean, variance = (None, None) if norm is None else _empty(x, 2, channels)
+    y = empty(x, channels, height // window[0], width // window[1], images)
+    mean, variance = (None, None) if norm is None else empty(x, 2, channels)
     done = Finished(y, mean, variance)
-    _run("finish", x, _finish(x, norm, residual, done, window, relu))
+    run("finish", x, _finish(x, norm, residual, done, window, relu))
     return done
 
 
@@ -420,17 +247,17 @@ def finish_gradient(
         relu: as it was.
         apart: whether the residual's gradient is wanted; it is x's if there is no norm.
     """
-    dx = _empty(x, *x.shape)
+    dx = empty(x, *x.shape)
     f = _finish(x, norm, None, done, window, relu)
     f.dy, f.dx = dy.data_ptr(), dx.data_ptr()
     dresidual, dscale, dshift = dx, None, None
     if norm is not None:
-        dscale, dshift = _empty(x, 2, len(x))
+        dscale, dshift = empty(x, 2, len(x))
         f.dscale, f.dshift = dscale.data_ptr(), dshift.data_ptr()
         if apart:
-            dresidual = _empty(x, *x.shape)
+            dresidual = empty(x, *x.shape)
             f.dresidual = dresidual.data_ptr()
-    _run("finish_gradient", x, f)
+    run("finish_gradient", x, f)
     return dx, dresidual, dscale, dshift
 
 
@@ -441,11 +268,11 @@ def _finish(
     done: Finished,
     window: Pair,
     relu: bool,
-) -> _Finish:
+) -> FinishCall:
     scale, shift, eps = (None, None, 0.0) if norm is None else norm
-    return _Finish(
-        x.data_ptr(), _at(residual), _at(scale), _at(shift), done.y.data_ptr(), _at(done.mean),
-        _at(done.variance), None, None, None, None, None, *x.shape, *window, norm is not None, relu,
+    return FinishCall(
+        x.data_ptr(), at(residual), at(scale), at(shift), done.y.data_ptr(), at(done.mean),
+        at(done.variance), None, None, None, None, None, *x.shape, *window, norm is not None, relu,
         eps,
     )  # fmt: skip
 
@@ -453,17 +280,17 @@ def _finish(
 def average(x: Tensor) -> Tensor:
     """The mean of every channel, as an image of one pixel."""
     channels, height, width, images = x.shape
-    y = _empty(x, channels, 1, 1, images)
-    _run("average", x, _Average(x.data_ptr(), y.data_ptr(), channels, height * width, images))
+    y = empty(x, channels, 1, 1, images)
+    run("average", x, AverageCall(x.data_ptr(), y.data_ptr(), channels, height * width, images))
     return y
 
 
 def average_gradient(dy: Tensor, size: Pair) -> Tensor:
     """The gradient of :func:`average`, for images of a size."""
     channels, _, _, images = dy.shape
-    dx = _empty(dy, channels, *size, images)
-    a = _Average(dx.data_ptr(), dy.data_ptr(), channels, size[0] * size[1], images)
-    _run("average_gradient", dy, a)
+    dx = empty(dy, channels, *size, images)
+    a = AverageCall(dx.data_ptr(), dy.data_ptr(), channels, size[0] * size[1], images)
+    run("average_gradient", dy, a)
     return dx
 
 
@@ -478,8 +305,8 @@ def pool(x: Tensor, window: Pair, how: Geometry) -> tuple[Tensor, Tensor]:
     out = how.out((x.shape[1], x.shape[2]), window)
     y = x.new_empty(x.shape[0], *out, x.shape[3])
     which = torch.empty_like(y, dtype=torch.int32)
-    p = _Pooling(*x.shape, *out, *window, *how.stride, *how.padding)
-    _function("pool", x.dtype)(
+    p = PoolingCall(*x.shape, *out, *window, *how.stride, *how.padding)
+    function_of("pool", x.dtype)(
         ctypes.addressof(p), x.data_ptr(), y.data_ptr(), which.data_ptr(), torch.get_num_threads()
     )
     return y, which
@@ -490,8 +317,8 @@ def pool_gradient(
 ) -> Tensor:
     """The gradient of :func:`pool`, for an image of a size."""
     dx = dy.new_empty(size)
-    p = _Pooling(*size, *dy.shape[1:3], *window, *how.stride, *how.padding)
-    _function("pool_gradient", dy.dtype)(
+    p = PoolingCall(*size, *dy.shape[1:3], *window, *how.stride, *how.padding)
+    function_of("pool_gradient", dy.dtype)(
         ctypes.addressof(p), dy.data_ptr(), which.data_ptr(), dx.data_ptr(), torch.get_num_threads()
     )
     return dx

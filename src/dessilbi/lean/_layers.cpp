@@ -7,7 +7,7 @@
 
 extern "C" {
 
-// y = relu(pool(norm(x) + residual)), each of them or not. Mirrored by _kernel._Finish; every field has 8 bytes.
+// y = relu(pool(norm(x) + residual)), each of them or not. Mirrored by _library.FinishCall; every field has 8 bytes.
 struct Finish {
     const void *x, *residual;     // [channels][height][width][images]; residual may be null
     const void *scale, *shift;    // by channel, or null

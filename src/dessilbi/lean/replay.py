@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ._kernel import Recorder
+from ._library import Recorder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
