@@ -238,7 +238,7 @@ class ManyOutputs {
         }
         for (int64_t i = 0; i < length; ++i) {
             V<T> given[kV];
-            for (int v = 0; v < kV; ++v) given[v] = Vector<T>::load(y + i * outputs + v * lanes);
+            for (int v = 0; v < kV; ++v) given[v] = Vector<T>::load(y + i * outputs + v * lanes), stay(given[v]);
             for (int e = 0; e < kE; ++e)
                 for (int v = 0; v < kV; ++v) sum[e][v] += given[v] * seen[e][i];
         }
@@ -305,11 +305,12 @@ class FewOutputs {
         }
         int64_t i = 0;
         for (; i + lanes <= length; i += lanes) {
-            V<T> given[kO];
-            for (int k = 0; k < kO; ++k) given[k] = Vector<T>::load(y + (o + k) * area + i);
-            for (int e = 0; e < kE; ++e) {
-                const V<T> read = Vector<T>::load(seen[e] + i);
-                for (int k = 0; k < kO; ++k) sum[e][k] += given[k] * read;
+            V<T> read[kE];
+            for (int e = 0; e < kE; ++e) read[e] = Vector<T>::load(seen[e] + i), stay(read[e]);
+            for (int k = 0; k < kO; ++k) {
+                V<T> given = Vector<T>::load(y + (o + k) * area + i);
+                stay(given);
+                for (int e = 0; e < kE; ++e) sum[e][k] += given * read[e];
             }
         }
         for (int e = 0; e < kE; ++e)

@@ -40,6 +40,18 @@ struct Vector {
 template <typename T>
 using V = typename Vector<T>::type;
 
+// Keeps what was loaded in its register: the compiler takes a load for free and would repeat it at every use.
+template <typename Any>
+inline void stay(Any &v) {
+#if defined(__AVX512F__)
+    __asm__("" : "+v"(v));
+#elif defined(__x86_64__)
+    __asm__("" : "+x"(v));
+#elif defined(__aarch64__)
+    __asm__("" : "+w"(v));
+#endif
+}
+
 // a * b + c for single numbers, rounded once wherever the machine can: left to itself the compiler may do so in one
 // place and not in another, and sums would depend on how work is divided.
 template <typename T>
