@@ -3,7 +3,7 @@
     python benchmarks/nested.py [--rounds 7] [--networks lenet-300-100,lenet-5,vgg-4,resnet-20]
                                 [--batch 128] [--full 0.05]
 
-Nested by weight (or filter), and by width: two and more networks a step, each at its own cost. A
+Nested by weight (LeNets) or by filter that is masked, and by width: two and more networks a step. A
 block is a whole short training, with all of its stages.
 
 One thread. Blocks of steps (forward, backward, fused optimizer) take turns, and the ratio is the
@@ -44,8 +44,9 @@ def blocks(network: str, kind: str, images: int, full: float = 0.05) -> Callable
     channels, side, steps, classifier = NETWORKS[network]
     torch.manual_seed(0)
     model = make_model(network, num_classes=10, in_channels=channels, input_size=side)
-    by_filter = {"*": {"penalty": "group_lasso"}} if kind == "widths" else None
-    groups = split_parameters(model, by_filter, exclude=(classifier,))
+    by_weight = kind == "nested" and network.startswith("lenet")  # as the recipes
+    penalty = "lasso" if by_weight else "group_lasso"
+    groups = split_parameters(model, {"*": {"penalty": penalty}}, exclude=(classifier,))
     opt = DessiLBI(groups, lr=0.01, nu=100, lambd=0.03, momentum=0.9, fused=True)
     x = torch.randn(images, channels, side, side).contiguous(memory_format=torch.channels_last)
     loss = partial(cross_entropy, target=torch.randint(10, (images,)))
@@ -53,7 +54,8 @@ def blocks(network: str, kind: str, images: int, full: float = 0.05) -> Callable
     def block() -> float:
         now: NestedTraining | NestedWidths | None = None
         if kind == "nested":
-            now = NestedTraining(model, opt, steps, highest=0.3, full=full)
+            highest = 0.3 if by_weight else 1.0
+            now = NestedTraining(model, opt, steps, highest=highest, full=full)
         elif kind == "widths":
             now = NestedWidths(model, opt, steps, x)
         start = time.process_time()

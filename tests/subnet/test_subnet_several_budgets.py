@@ -276,9 +276,9 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(kernels: bool, stop: int
         assert torch.equal(W, other.get_parameter(name))
 
 
-def test_filters_are_trained_one_budget_a_step() -> None:
+def test_filters_are_trained_two_budgets_a_step() -> None:
     net, opt = make()
-    assert NestedTraining(net, opt, 10).networks == 1
+    assert NestedTraining(net, opt, 10).networks == 2
     by_weight = DessiLBI(split_parameters(net, {"*": {"penalty": "lasso"}}))
     assert NestedTraining(net, by_weight, 10).networks == 3
 

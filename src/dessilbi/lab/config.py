@@ -171,7 +171,7 @@ class NestedConfig:
     """Whole channels, two networks a step, each at its own cost. highest, tilt, uniform and
     networks do not apply."""
     networks: int | None = None
-    """Without widths: how many budgets a step trains beside the whole network; by default 3, and 1
+    """Without widths: how many budgets a step trains beside the whole network; by default 3, and 2
     if there are filters."""
     small: float = 0.8
     """With widths: fraction of steps that train a small network beside the large one."""

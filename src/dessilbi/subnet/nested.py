@@ -65,9 +65,9 @@ class NestedTraining(Nesting):
         full: fraction of steps that train the whole network; beside the drawn ones if there are
             several a step, else instead.
         networks: how many budgets :meth:`backward` trains in a step, beside the whole network; with
-            1 it draws one from all of them, as ``with nested:`` does. By default 3, and 1 if there
-            are filters: those that are only masked cost a convolution of many weights most of a
-            plain pass each, and :class:`NestedWidths` serves them better.
+            1 it draws one from all of them, as ``with nested:`` does. By default 3, and 2 if there
+            are filters: those that are only masked cost most of a plain pass
+            (:class:`NestedWidths` serves them better).
         tilt: above 1, large budgets are drawn more often than small ones, below 1 less often; at 1
             they are spread evenly in their logarithm.
         refresh: steps between two rankings.
@@ -114,7 +114,7 @@ class NestedTraining(Nesting):
         if networks is not None and networks < 1:
             raise ValueError(f"networks must be >= 1, got {networks!r}")
         filters = any(layer.group_dim is not None for layer in self._layers)
-        self.networks = networks or (1 if filters else 3)
+        self.networks = networks or (2 if filters else 3)
         self._steps = _spread(self.networks + 1)
         """By network of a step, the whole one last, how far apart its places in two steps are."""
         self._model = model
