@@ -46,7 +46,9 @@ SHAPES: list[Shape] = [
 ]
 
 
-def same(found: Tensor, wanted: Tensor, close: float | None = None, least: float = 1e-30) -> None:
+def assert_same(
+    found: Tensor, wanted: Tensor, close: float | None = None, least: float = 1e-30
+) -> None:
     assert found.shape == wanted.shape
     atol = CLOSE[found.dtype] if close is None else close
     scale = max(float(wanted.detach().abs().max()), least)
@@ -55,9 +57,9 @@ def same(found: Tensor, wanted: Tensor, close: float | None = None, least: float
     )
 
 
-def all_same(found: list[Tensor], wanted: list[Tensor], close: float | None = None) -> None:
+def assert_all_same(found: list[Tensor], wanted: list[Tensor], close: float | None = None) -> None:
     for ours, torchs in zip(found, wanted, strict=True):
-        same(ours, torchs, close)
+        assert_same(ours, torchs, close)
 
 
 def drawn(*shapes: tuple[int, ...], dtype: torch.dtype = F64) -> list[Tensor]:
@@ -99,7 +101,7 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def with_threads(call: Callable[[], list[Tensor]]) -> None:
+def assert_no_thread_counts(call: Callable[[], list[Tensor]]) -> None:
     """Assert that three threads give the same bits as one."""
     found = []
     for count in (1, 3):
@@ -131,7 +133,7 @@ def by_torch(net: nn.Module, x: Tensor) -> tuple[Tensor, dict[str, Tensor], dict
     return y.detach(), gradients, after
 
 
-def is_torchs(
+def assert_torchs(
     net: nn.Module, x: Tensor, close: float = 1e-10, program: Program | None = None
 ) -> Program:
     """Assert that a network's program does what torch does; statistics of BatchNorm follow."""
@@ -140,13 +142,13 @@ def is_torchs(
     wanted = [name for name, p in net.named_parameters() if p.requires_grad]
     torch.manual_seed(1)
     done = program.run(program.enter(x), of(net), wanted, remember=True)
-    same(done.output, output, close)
+    assert_same(done.output, output, close)
     found = done.backward(some_gradient(output))
     assert found.keys() == gradients.keys()
     # That of a bias before BatchNorm is zero but for rounding.
     least = max((float(g.abs().max()) for g in gradients.values()), default=1.0) / 100
     for name, gradient in gradients.items():
-        same(found[name], gradient, close, least)
+        assert_same(found[name], gradient, close, least)
     for name, buffer in net.named_buffers():
         torch.testing.assert_close(buffer, buffers[name], rtol=close, atol=close)
     return program

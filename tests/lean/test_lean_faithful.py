@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from lean_nets import F64, Written, is_torchs, of
+from lean_nets import F64, Written, assert_torchs, of
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - as everybody does
 
@@ -141,19 +141,19 @@ ODDER: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def faithful(net: nn.Module, x: Tensor) -> None:
+def assert_faithful(net: nn.Module, x: Tensor) -> None:
     if Programs(net, 1).get((x,), 0) is not None:
-        is_torchs(net, x)
+        assert_torchs(net, x)
 
 
 @pytest.mark.parametrize("make", ODD.values(), ids=ODD)
 def test_odd_networks(make: Callable[[], nn.Module]) -> None:
-    faithful(make().double(), torch.randn(16, 3, 8, 8, dtype=F64))
+    assert_faithful(make().double(), torch.randn(16, 3, 8, 8, dtype=F64))
 
 
 @pytest.mark.parametrize("make", ODDER.values(), ids=ODDER)
 def test_odder_networks(make: Callable[[], nn.Module]) -> None:
-    faithful(make().double(), torch.randn(40, 3, 8, 8, dtype=F64))
+    assert_faithful(make().double(), torch.randn(40, 3, 8, 8, dtype=F64))
 
 
 def test_hooks_of_all_modules_are_refused() -> None:
@@ -202,7 +202,7 @@ def test_a_norm_that_is_called_twice_remembers_in_order() -> None:
         return a + b
 
     net = Written(forward, c=conv(), d=conv(), norm=nn.BatchNorm2d(4)).double()
-    faithful(net, torch.randn(16, 3, 8, 8, dtype=F64))
+    assert_faithful(net, torch.randn(16, 3, 8, 8, dtype=F64))
 
 
 def test_infinity_has_a_gradient() -> None:

@@ -6,7 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from lean_nets import F32, F64, all_same, by_layer, drawn, same, some_gradient, torchs, with_threads
+from lean_nets import (
+    F32,
+    F64,
+    assert_all_same,
+    assert_no_thread_counts,
+    assert_same,
+    by_layer,
+    drawn,
+    some_gradient,
+    torchs,
+)
 from torch.nn import functional as F  # noqa: N812 - as everybody does
 
 from compilers import needs_compiler
@@ -73,7 +83,7 @@ def test_all_in_one_go_is_torchs(
     wanted = torchs(lambda *t: composed(norm, residual, window, relu, *t), *inputs)
     by = Norm(scale, shift, EPS) if norm == "affine" else Norm(None, None, EPS)
     found = finished(x, by if norm else None, beside if residual else None, window, relu)
-    all_same(found, wanted)
+    assert_all_same(found, wanted)
 
 
 @pytest.mark.parametrize("dtype", [F64, F32])
@@ -83,12 +93,12 @@ def test_a_mean_far_from_zero_costs_hardly_a_digit(dtype: torch.dtype) -> None:
     scale, shift = torch.tensor([1.0, -2, 0.5]).to(dtype), torch.tensor([0.0, 3, 1]).to(dtype)
     wanted = torchs(lambda *t: composed("affine", False, (1, 1), False, *t), x, scale, shift)
     close = 1e-11 if dtype is F64 else 1e-3  # 100 against a deviation of 3
-    all_same(finished(x, Norm(scale, shift, EPS), None, (1, 1), False), wanted, close)
+    assert_all_same(finished(x, Norm(scale, shift, EPS), None, (1, 1), False), wanted, close)
     done = _kernel.finish(examples_last(x), Norm(scale, shift, EPS), None, (1, 1), False)
     variance, mean = torch.var_mean(x.double(), (0, 2, 3), correction=0)
     assert done.mean is not None
     assert done.variance is not None
-    same(done.mean, mean)
+    assert_same(done.mean, mean)
     torch.testing.assert_close(done.variance.double(), variance, rtol=1e-5, atol=0)
 
 
@@ -151,7 +161,7 @@ def test_pooling_is_torchs(window: Pair, stride: Pair, padding: Pair, dtype: tor
 def test_averages_are_torchs(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     (x,) = drawn(shape, dtype=dtype)
     found, _ = by_layer(Average((0,), 1), {}, x)
-    all_same(found, torchs(lambda x: F.adaptive_avg_pool2d(x, 1), x))
+    assert_all_same(found, torchs(lambda x: F.adaptive_avg_pool2d(x, 1), x))
 
 
 @pytest.mark.parametrize("dtype", [F64, F32])
@@ -194,6 +204,6 @@ def test_the_number_of_threads_changes_no_bit(window: Pair, dtype: torch.dtype) 
     x, scale, shift = drawn((131, 6, 104, 104), (6,), (6,), dtype=dtype)
     assert x.numel() > 2**23  # two helpers pay for themselves
     norm = Norm(scale, shift, EPS)
-    with_threads(lambda: finished(x, norm, None, window, True))
+    assert_no_thread_counts(lambda: finished(x, norm, None, window, True))
     layer = MaxPool((0,), 1, (3, 3), Geometry((2, 2), (1, 1)))
-    with_threads(lambda: by_layer(layer, {}, x)[0])
+    assert_no_thread_counts(lambda: by_layer(layer, {}, x)[0])

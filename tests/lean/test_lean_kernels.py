@@ -11,11 +11,11 @@ from lean_nets import (
     F64,
     SHAPES,
     Shape,
-    all_same,
+    assert_all_same,
+    assert_no_thread_counts,
     by_layer,
     drawn,
     torchs,
-    with_threads,
 )
 from torch.nn import functional as F  # noqa: N812 - as everybody does
 
@@ -52,33 +52,33 @@ OUTPUTS: list[Shape] = [
 ]
 
 
-def is_torchs(shape: Shape, dtype: torch.dtype, *, bias: bool) -> None:
+def assert_torchs(shape: Shape, dtype: torch.dtype, *, bias: bool) -> None:
     n, c, o, size, window, stride, padding = shape
     x, W, b = drawn((n, c, *size), (o, c, *window), (o,), dtype=dtype)
     inputs = [x, W, b] if bias else [x, W]
     wanted = torchs(lambda x, W, b=None: F.conv2d(x, W, b, stride, padding), *inputs)
     layer = Convolution((0,), 1, "W", "b" if bias else None, Geometry(stride, padding))
     found, gradients = by_layer(layer, {"W": W, "b": b} if bias else {"W": W}, x)
-    all_same([*found, *gradients.values()], wanted)
+    assert_all_same([*found, *gradients.values()], wanted)
 
 
 @pytest.mark.parametrize("dtype", [F64, F32])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_convolution_is_torchs(shape: Shape, bias: bool, dtype: torch.dtype) -> None:
-    is_torchs(shape, dtype, bias=bias)
+    assert_torchs(shape, dtype, bias=bias)
 
 
 @pytest.mark.parametrize("dtype", [F64, F32])
 @pytest.mark.parametrize("shape", WINOGRAD)
 def test_a_convolution_in_fewer_multiplications_is_torchs(shape: Shape, dtype: torch.dtype) -> None:
-    is_torchs(shape, dtype, bias=sum(shape[1:3]) % 2 == 0)
+    assert_torchs(shape, dtype, bias=sum(shape[1:3]) % 2 == 0)
 
 
 @pytest.mark.parametrize("dtype", [F64, F32])
 @pytest.mark.parametrize("shape", OUTPUTS)
 def test_any_number_of_outputs_is_torchs(shape: Shape, dtype: torch.dtype) -> None:
-    is_torchs(shape, dtype, bias=True)
+    assert_torchs(shape, dtype, bias=True)
 
 
 @pytest.mark.parametrize("dtype", [F64, F32])
@@ -94,7 +94,7 @@ def test_a_linear_layer_is_torchs(
     wanted = torchs(F.linear, *([x, W, b] if bias else [x, W]))
     layer = Linear((0,), 1, "W", "b" if bias else None)
     found, gradients = by_layer(layer, {"W": W, "b": b} if bias else {"W": W}, x)
-    all_same([*found, *gradients.values()], wanted)
+    assert_all_same([*found, *gradients.values()], wanted)
 
 
 @pytest.mark.parametrize("outputs", [12, 40])
@@ -103,7 +103,7 @@ def test_a_long_sum_stays_exact(outputs: int) -> None:
     x, W = (t.abs() for t in drawn((128, 1, 30, 30), (outputs, 1, 3, 3), dtype=F32))
     wanted = torchs(lambda x, W: F.conv2d(x, W), x, W)
     found, gradients = by_layer(Convolution((0,), 1, "W", None), {"W": W}, x)
-    all_same([*found, *gradients.values()], wanted)
+    assert_all_same([*found, *gradients.values()], wanted)
 
 
 def test_weights_may_lie_in_memory_as_they_like() -> None:
@@ -114,7 +114,7 @@ def test_weights_may_lie_in_memory_as_they_like() -> None:
         layer = Convolution((0,), 1, "W", None)
         assert not layer.recordable({"W": layout})
         found, gradients = by_layer(layer, {"W": layout}, x)
-        all_same([*found, *gradients.values()], wanted)
+        assert_all_same([*found, *gradients.values()], wanted)
 
 
 def test_what_is_not_asked_for_is_not_made() -> None:
@@ -148,7 +148,7 @@ def test_the_number_of_threads_changes_no_bit(shape: Shape, dtype: torch.dtype) 
         assert found[0].numel() * W[0].numel() > 2**23  # two helpers pay for themselves
         return [*found, *gradients.values()]
 
-    with_threads(passes)
+    assert_no_thread_counts(passes)
 
 
 def test_without_a_compiler_there_are_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from lean_nets import F32, F64, Written, by_torch, is_torchs, kinds, of, same, some_gradient
+from lean_nets import (
+    F32,
+    F64,
+    Written,
+    assert_same,
+    assert_torchs,
+    by_torch,
+    kinds,
+    of,
+    some_gradient,
+)
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - as everybody does
 
@@ -42,7 +52,7 @@ def test_whole_networks(name: str, images: int, momentum: float | None) -> None:
         if isinstance(module, nn.BatchNorm2d):
             module.momentum = momentum
     for _ in range(2):  # an average over all batches needs more than one
-        is_torchs(net, x, 1e-9)
+        assert_torchs(net, x, 1e-9)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -50,7 +60,7 @@ def test_whole_networks_in_single_precision(name: str) -> None:
     net, x = model_and_batch(name, 16, F32)
     done = Program(net).run(examples_last(x), of(net), of(net))
     output, gradients, _ = by_torch(net.double(), x.double())
-    same(done.output, output, 1e-4)
+    assert_same(done.output, output, 1e-4)
     found = done.backward(some_gradient(done.output))
     for key, gradient in gradients.items():
         # A number on the wrong side of a ReLU: not a rounding error, but one of thousands.
@@ -222,7 +232,7 @@ WRITTEN: dict[str, Callable[[], nn.Module]] = {
 @pytest.mark.parametrize("make", WRITTEN.values(), ids=WRITTEN)
 def test_networks_of_all_kinds(make: Callable[[], nn.Module], images: int) -> None:
     net, x = make().double(), torch.randn(images, 3, 8, 8, dtype=F64)
-    is_torchs(net, x)
+    assert_torchs(net, x)
 
 
 def test_what_the_kernels_know_they_run() -> None:
@@ -242,20 +252,20 @@ def test_what_the_kernels_know_they_run() -> None:
 def test_dropout_draws_what_torch_draws() -> None:
     layers = (conv(), nn.ReLU(), nn.Dropout2d(0.2), nn.Dropout(0.5), nn.Flatten(), nn.Dropout(0.3))
     net = nn.Sequential(nn.Dropout(0.1), *layers, head(256)).double()
-    is_torchs(net, torch.randn(16, 3, 8, 8, dtype=F64))
+    assert_torchs(net, torch.randn(16, 3, 8, 8, dtype=F64))
 
 
 def test_tied_weights_have_one_gradient() -> None:
     net = nn.Sequential(nn.Linear(9, 9), nn.ReLU(), nn.Linear(9, 9)).double()
     net[2].weight = net[0].weight
-    is_torchs(net, torch.randn(16, 9, dtype=F64))
+    assert_torchs(net, torch.randn(16, 9, dtype=F64))
 
 
 def test_frozen_weights_have_no_gradient() -> None:
     net, x = model_and_batch("vgg-4", 8)
     for name, p in net.named_parameters():
         p.requires_grad_("bn" not in name and "conv2" not in name)
-    is_torchs(net, x, 1e-9)
+    assert_torchs(net, x, 1e-9)
 
 
 def test_a_head_of_another_precision() -> None:
@@ -265,10 +275,10 @@ def test_a_head_of_another_precision() -> None:
     output, gradients, _ = by_torch(net, x)
     done = Program(net).run(examples_last(x), of(net), of(net))
     assert done.output.dtype is F64
-    same(done.output, output, 1e-5)
+    assert_same(done.output, output, 1e-5)
     for name, found in done.backward(some_gradient(output)).items():
         assert found.dtype is gradients[name].dtype
-        same(found, gradients[name], 1e-5)
+        assert_same(found, gradients[name], 1e-5)
 
 
 def test_weights_of_which_some_are_there() -> None:
@@ -286,14 +296,14 @@ def test_weights_of_which_some_are_there() -> None:
             if name in ranked:
                 p.mul_(levels[name] <= 70)
     output, gradients, _ = by_torch(net, x)
-    same(done.output, output)
+    assert_same(done.output, output)
     found = done.backward(some_gradient(output))
     assert found.keys() == gradients.keys()
     for name, gradient in gradients.items():
         if name in ranked:
             inside = (levels[name].flatten() <= 70)[ranked[name].index]
             gradient = gradient.flatten()[ranked[name].index] * inside
-        same(found[name], gradient, 1e-10)
+        assert_same(found[name], gradient, 1e-10)
 
 
 def test_weights_of_a_narrower_network() -> None:
@@ -306,11 +316,11 @@ def test_weights_of_a_narrower_network() -> None:
         output, gradients, _ = by_torch(narrow, x)
         for _ in range(2):
             done = program.run(program.enter(x), of(narrow), of(narrow), again="narrow")
-            same(done.output, output)
+            assert_same(done.output, output)
             found = done.backward(some_gradient(output))
             assert found.keys() == gradients.keys()
             for name in gradients.keys() - {"0.bias"}:  # which BatchNorm makes zero
-                same(found[name], gradients[name], 1e-10)
+                assert_same(found[name], gradients[name], 1e-10)
 
 
 def test_statistics_stay_unless_they_are_to_follow() -> None:

@@ -45,7 +45,7 @@ def step(net: nn.Module, program: Program, x: Tensor, again: str | None) -> list
     return [done.output, *(gradients[name] for name in sorted(gradients))]
 
 
-def equal(found: Iterable[Tensor], wanted: Iterable[Tensor]) -> None:
+def assert_equal(found: Iterable[Tensor], wanted: Iterable[Tensor]) -> None:
     for one, other in zip(found, wanted, strict=True):
         assert torch.equal(one, other)
 
@@ -78,8 +78,8 @@ def test_a_recording_gives_the_same_bits(name: str, dtype: torch.dtype, passes: 
     programs = [Program(n) for n in nets]
     for _ in range(4):
         x = torch.randn(16, channels, side, side).to(dtype)
-        equal(step(nets[0], programs[0], x, "again"), step(nets[1], programs[1], x, None))
-    equal(nets[0].state_dict().values(), nets[1].state_dict().values())
+        assert_equal(step(nets[0], programs[0], x, "again"), step(nets[1], programs[1], x, None))
+    assert_equal(nets[0].state_dict().values(), nets[1].state_dict().values())
     assert passes.made == 5
 
 
@@ -99,7 +99,7 @@ def test_values_that_are_read_several_times(passes: Passes) -> None:
     programs = Program(net), Program(other)
     for seed in range(4):
         x = batch(seed=seed)
-        equal(step(net, programs[0], x, "again"), step(other, programs[1], x, None))
+        assert_equal(step(net, programs[0], x, "again"), step(other, programs[1], x, None))
     assert passes.made == 5
 
 
@@ -118,7 +118,7 @@ def test_batches_of_another_shape(images: list[int], made: int, passes: Passes) 
     programs = Program(net), Program(other)
     for seed, count in enumerate(images):
         x = batch(count, seed)
-        equal(step(net, programs[0], x, "again"), step(other, programs[1], x, None))
+        assert_equal(step(net, programs[0], x, "again"), step(other, programs[1], x, None))
     assert passes.made == made + len(images)
 
 
@@ -128,7 +128,7 @@ def test_weights_that_moved_are_found() -> None:
     programs = Program(net), Program(other)
     for seed in range(6):
         x = batch(seed=seed)
-        equal(step(net, programs[0], x, "again"), step(other, programs[1], x, None))
+        assert_equal(step(net, programs[0], x, "again"), step(other, programs[1], x, None))
         if seed % 2:
             for p in net.parameters():
                 p.data = p.data.clone()
@@ -141,7 +141,7 @@ def test_what_was_returned_stays() -> None:
     before = [t.clone() for t in found]
     for seed in (1, 2):
         step(net, program, batch(seed=seed), "again")
-        equal(found, before)
+        assert_equal(found, before)
 
 
 def test_other_weights_may_be_wanted() -> None:
@@ -154,7 +154,7 @@ def test_other_weights_may_be_wanted() -> None:
         gradient = some_gradient(done.output)
         found, expected = done.backward(gradient), plain.backward(gradient)
         assert found.keys() == expected.keys() == set(wanted)
-        equal(found.values(), expected.values())
+        assert_equal(found.values(), expected.values())
 
 
 def test_a_gradient_of_any_layout(passes: Passes) -> None:
@@ -164,7 +164,7 @@ def test_a_gradient_of_any_layout(passes: Passes) -> None:
     done, plain = (program.run(x, of(net), of(net), again=again) for again in ("again", None))
     given = some_gradient(done.output)
     for gradient in (given, given.t().contiguous().t(), given[:1].expand_as(given)):
-        equal(done.backward(gradient).values(), plain.backward(gradient).values())
+        assert_equal(done.backward(gradient).values(), plain.backward(gradient).values())
 
 
 def test_recordings_of_several_names_do_not_mix() -> None:
@@ -178,7 +178,7 @@ def test_recordings_of_several_names_do_not_mix() -> None:
             plain = program.run(x, weights[k], of(net))
             assert torch.equal(done.output, plain.output)
             gradient = some_gradient(done.output)
-            equal(done.backward(gradient).values(), plain.backward(gradient).values())
+            assert_equal(done.backward(gradient).values(), plain.backward(gradient).values())
 
 
 def test_a_recording_is_played_by_any_number_of_threads() -> None:
@@ -189,8 +189,8 @@ def test_a_recording_is_played_by_any_number_of_threads() -> None:
         with threads(count):
             done = program.run(program.enter(batch(256)), of(net), of(net), again="again")
             found.append([done.output, *done.backward(some_gradient(done.output)).values()])
-    equal(found[0], found[1])
-    equal(found[0], found[2])
+    assert_equal(found[0], found[1])
+    assert_equal(found[0], found[2])
 
 
 def test_levels_move_within_a_recording(passes: Passes) -> None:
@@ -211,7 +211,7 @@ def test_levels_move_within_a_recording(passes: Passes) -> None:
         gradient = some_gradient(done.output)
         found, expected = done.backward(gradient), plain.backward(gradient)
         assert found.keys() == expected.keys()
-        equal((found[n] for n in expected), expected.values())
+        assert_equal((found[n] for n in expected), expected.values())
         with torch.no_grad():
             for p in net.parameters():
                 p.mul_(0.9)
@@ -233,7 +233,7 @@ def test_too_large_a_recording_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> N
             assert (type(found) is not type(plain)) == kept
             assert torch.equal(found.output, plain.output)
             gradient = some_gradient(plain.output)
-            equal(found.backward(gradient).values(), plain.backward(gradient).values())
+            assert_equal(found.backward(gradient).values(), plain.backward(gradient).values())
 
 
 def test_what_is_too_large_is_tried_once(monkeypatch: pytest.MonkeyPatch, passes: Passes) -> None:
@@ -263,7 +263,7 @@ def test_what_cannot_be_recorded_runs_without(
     programs = Program(net), Program(other)
     for seed in range(3):
         x = batch(seed=seed)
-        equal(step(net, programs[0], x, "again"), step(other, programs[1], x, None))
+        assert_equal(step(net, programs[0], x, "again"), step(other, programs[1], x, None))
     assert passes.made == 6
 
 
@@ -274,7 +274,7 @@ def test_tied_weights_in_a_recording() -> None:
     programs = Program(net), Program(other)
     for seed in range(3):
         x = batch(seed=seed)
-        equal(step(net, programs[0], x, "again"), step(other, programs[1], x, None))
+        assert_equal(step(net, programs[0], x, "again"), step(other, programs[1], x, None))
 
 
 def test_weights_turned_in_place_are_noticed() -> None:

@@ -9,12 +9,12 @@ from lean_nets import (
     F64,
     SHAPES,
     Shape,
-    all_same,
+    assert_all_same,
+    assert_no_thread_counts,
+    assert_same,
     by_layer,
     drawn,
-    same,
     torchs,
-    with_threads,
 )
 from torch.nn import functional as F  # noqa: N812 - as everybody does
 
@@ -48,7 +48,7 @@ def test_weights_that_are_not_there_are_zero(shape: Shape, level: int) -> None:
     layer = Convolution((0,), 1, "W", "b" if bias else None, Geometry(stride, padding))
     weights = {"W": (ranked.at(level), W.flatten()[ranked.index]), "b": b}
     found, gradients = by_layer(layer, weights, x)
-    all_same([*found, *(gradients[name] for name in layer.weights)], wanted)
+    assert_all_same([*found, *(gradients[name] for name in layer.weights)], wanted)
 
 
 @pytest.mark.parametrize("dtype", [F64, F32])
@@ -59,8 +59,8 @@ def test_a_linear_layer_of_few_weights(level: int, dtype: torch.dtype) -> None:
     wanted = torchs(lambda x, W, b: F.linear(x, W * (levels <= level), b), x, W, b)
     weights = {"W": (ranked.at(level), W.flatten()[ranked.index]), "b": b}
     found, gradients = by_layer(Linear((0,), 1, "W", "b"), weights, x)
-    all_same([*found, gradients["b"]], [wanted[0], wanted[1], wanted[3]])
-    same(gradients["W"], wanted[2].flatten()[ranked.index])
+    assert_all_same([*found, gradients["b"]], [wanted[0], wanted[1], wanted[3]])
+    assert_same(gradients["W"], wanted[2].flatten()[ranked.index])
 
 
 def test_a_level_is_the_beginning_of_every_row() -> None:
@@ -114,4 +114,4 @@ def test_the_number_of_threads_changes_no_bit(dtype: torch.dtype) -> None:
 
     # Two helpers pay for themselves.
     assert int(ranked.at(80).lists(30, 32).count.sum()) * 67 * 28 * 30 > 2**23
-    with_threads(passes)
+    assert_no_thread_counts(passes)
