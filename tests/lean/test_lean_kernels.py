@@ -97,10 +97,11 @@ def test_a_linear_layer_is_torchs(
     assert_all_same([*found, *gradients.values()], wanted)
 
 
+@pytest.mark.parametrize("inputs", [1, 8])  # 8: in fewer multiplications
 @pytest.mark.parametrize("outputs", [12, 40])
-def test_a_long_sum_stays_exact(outputs: int) -> None:
+def test_a_long_sum_stays_exact(inputs: int, outputs: int) -> None:
     # A hundred thousand numbers of one sign: where rounding adds up, if it ever does.
-    x, W = (t.abs() for t in drawn((128, 1, 30, 30), (outputs, 1, 3, 3), dtype=F32))
+    x, W = (t.abs() for t in drawn((128, inputs, 30, 30), (outputs, inputs, 3, 3), dtype=F32))
     wanted = torchs(lambda x, W: F.conv2d(x, W), x, W)
     found, gradients = by_layer(Convolution((0,), 1, "W", None), {"W": W}, x)
     assert_all_same([*found, *gradients.values()], wanted)

@@ -82,6 +82,16 @@ struct Entries {
     int64_t size() const { return int64_t(x.size()); }
 };
 
+bool is_usual(const Convolution &c) {
+    return c.window_height == 3 && c.window_width == 3 && c.down == 1 && c.right == 1;
+}
+
+template <typename T>
+Tiles<T> tiles_of(const Convolution &c) {
+    return {static_cast<const T *>(c.x), c.images, c.height, c.width, c.out_height, c.out_width,
+            c.turned ? 2 - c.top : c.top, c.turned ? 2 - c.left : c.left};
+}
+
 // kR outputs of kV vectors each, in registers.
 template <typename T, int kR, int kV>
 void sum_block(const T *x, const T *weight, int64_t by_output, const Entries &entries, T *y, int64_t area,
@@ -125,11 +135,9 @@ void sum_run(const T *x, const T *weight, int64_t by_output, const Entries &entr
 
 template <typename T>
 void convolve(const Convolution &c, int64_t threads) {
-    const bool usual = c.window_height == 3 && c.window_width == 3 && c.down == 1 && c.right == 1;
-    if (usual && Winograd<T>::suits(c.inputs, c.outputs, c.images))
-        return Winograd<T>(static_cast<const T *>(c.x), static_cast<T *>(c.y), static_cast<const T *>(c.weight),
-                           static_cast<const T *>(c.bias), c.inputs, c.outputs, c.images, c.height, c.width,
-                           c.out_height, c.out_width, c.top, c.left, c.by_output, c.by_input, c.turned)
+    if (is_usual(c) && Winograd<T>::suits(c.inputs, c.outputs, c.images))
+        return Winograd<T>(tiles_of<T>(c), static_cast<T *>(c.y), static_cast<const T *>(c.weight),
+                           static_cast<const T *>(c.bias), c.inputs, c.outputs, c.by_output, c.by_input, c.turned)
             .run(threads);
     const auto runs = runs_of(c);
     const int64_t area = c.out_height * c.out_width * c.images;
@@ -323,27 +331,38 @@ class FewOutputs {
 };
 
 template <typename T, typename Sums>
-void weight_gradient(const Convolution &c, int64_t threads) {
+void sum_inputs(const Convolution &c, int64_t first, int64_t last) {
     const auto runs = runs_of(c);
     const int64_t window = c.window_height * c.window_width;
-    const int64_t work = c.inputs * c.outputs * window * c.out_height * c.out_width * c.images;
+    Sums sums(c, last * window);
+    Entries entries;
+    for (int64_t line = 0; line < c.out_height; ++line) {
+        const auto rows = sources(line, c.height, c.window_height, c.down, c.top, false);
+        for (const Run &run : runs) {
+            entries.find(c, rows, run.seen, first, last);
+            sums.add(static_cast<const T *>(c.y) + (line * c.out_width + run.first) * c.images, entries,
+                     (run.last - run.first) * c.images);
+        }
+    }
+    sums.write(first * window, last * window, static_cast<T *>(c.weight));
+}
+
+template <typename T>
+void weight_gradient(const Convolution &c, int64_t threads) {
+    const int64_t area = c.out_height * c.out_width * c.images;
+    const int64_t work = c.inputs * c.outputs * c.window_height * c.window_width * area;
     // Every task has some of the inputs: how many changes no sum.
     const int64_t tasks = std::max<int64_t>(1, std::min(threads, c.inputs));
     share_out(tasks, work, threads, [&](int64_t task) {
         const int64_t first = task * c.inputs / tasks, last = (task + 1) * c.inputs / tasks;
-        Sums sums(c, last * window);
-        Entries entries;
-        for (int64_t line = 0; line < c.out_height; ++line) {
-            const auto rows = sources(line, c.height, c.window_height, c.down, c.top, false);
-            for (const Run &run : runs) {
-                entries.find(c, rows, run.seen, first, last);
-                sums.add(static_cast<const T *>(c.y) + (line * c.out_width + run.first) * c.images, entries,
-                         (run.last - run.first) * c.images);
-            }
-        }
-        sums.write(first * window, last * window, static_cast<T *>(c.weight));
+        if (is_usual(c) && WinogradGradient<T>::suits(c.inputs, c.outputs, c.images))
+            WinogradGradient<T>(tiles_of<T>(c), static_cast<const T *>(c.y), c.inputs, c.outputs)
+                .run(first, last, static_cast<T *>(c.weight), c.by_output);
+        else if (c.outputs > Vector<T>::lanes)
+            sum_inputs<T, ManyOutputs<T>>(c, first, last);
+        else
+            sum_inputs<T, FewOutputs<T>>(c, first, last);
     });
-    const int64_t area = c.out_height * c.out_width * c.images;
     for (int64_t o = 0; c.bias && o < c.outputs; ++o) {
         const T *__restrict y = static_cast<const T *>(c.y) + o * area;
         T sum = 0;
@@ -355,14 +374,9 @@ void weight_gradient(const Convolution &c, int64_t threads) {
 
 }  // namespace
 
-#define FOR_TYPE(T, name)                                                                                       \
-    void lean_convolve_##name(const Convolution *c, int64_t threads) { convolve<T>(*c, threads); }              \
-    void lean_weight_gradient_##name(const Convolution *c, int64_t threads) {                                   \
-        if (c->outputs > Vector<T>::lanes)                                                                      \
-            weight_gradient<T, ManyOutputs<T>>(*c, threads);                                                    \
-        else                                                                                                    \
-            weight_gradient<T, FewOutputs<T>>(*c, threads);                                                     \
-    }
+#define FOR_TYPE(T, name)                                                                          \
+    void lean_convolve_##name(const Convolution *c, int64_t threads) { convolve<T>(*c, threads); } \
+    void lean_weight_gradient_##name(const Convolution *c, int64_t threads) { weight_gradient<T>(*c, threads); }
 
 extern "C" {
 FOR_TYPE(float, f32)

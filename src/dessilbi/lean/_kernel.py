@@ -249,6 +249,8 @@ def finish_gradient(
     """
     dx = empty(x, *x.shape)
     f = _finish(x, norm, None, done, window, relu)
+    if not apart:
+        f.y = None
     f.dy, f.dx = dy.data_ptr(), dx.data_ptr()
     dresidual, dscale, dshift = dx, None, None
     if norm is not None:

@@ -2,6 +2,7 @@
 
 #include "_vectors.h"
 
+#include <array>
 #include <cmath>
 #include <limits>
 
@@ -12,7 +13,7 @@ struct Finish {
     const void *x, *residual;     // [channels][height][width][images]; residual may be null
     const void *scale, *shift;    // by channel, or null
     void *y, *mean, *variance;    // y is smaller by the window; the others are of norm
-    const void *dy;               // from here on for gradients
+    const void *dy;               // from here on for gradients, which take y only if there was a residual
     void *dx, *dresidual;         // dresidual is null if there is no residual
     void *dscale, *dshift;
     int64_t channels, height, width, images;
@@ -44,6 +45,25 @@ namespace {
 
 constexpr int64_t kSumPiece = 4096;  // in a piece sums are of vectors, between pieces of double
 
+// Sums over a piece, several side by side: an addition waits for the one before it. each(kind, i, sums) adds what is at
+// i, a vector or a single number.
+template <typename T, int kCount, typename Each>
+std::array<T, kCount> sums_of(int64_t first, int64_t last, const Each &each) {
+    constexpr int64_t lanes = Vector<T>::lanes, kSide = 4;
+    V<T> wide[kSide][kCount] = {};
+    std::array<T, kCount> found{};
+    int64_t i = first;
+    for (; i + kSide * lanes <= last; i += kSide * lanes)
+        for (int64_t side = 0; side < kSide; ++side) each(Vector<T>{}, i + side * lanes, wide[side]);
+    for (; i + lanes <= last; i += lanes) each(Vector<T>{}, i, wide[0]);
+    for (; i < last; ++i) each(Single<T>{}, i, found.data());
+    for (int k = 0; k < kCount; ++k) {
+        const V<T> all = (wide[0][k] + wide[1][k]) + (wide[2][k] + wide[3][k]);
+        for (int64_t lane = 0; lane < lanes; ++lane) found[k] += all[lane];
+    }
+    return found;
+}
+
 // Mean and variance in one pass over memory; within a piece, which stays in the cache, in two.
 template <typename T>
 void moments(const T *x, int64_t n, double &mean, double &variance) {
@@ -51,17 +71,15 @@ void moments(const T *x, int64_t n, double &mean, double &variance) {
     mean = 0;
     for (int64_t start = 0; start < n; start += kSumPiece) {
         const int64_t length = std::min(kSumPiece, n - start);
-        const T *__restrict at = x + start;
-        T sum = 0;
-#pragma omp simd reduction(+ : sum)
-        for (int64_t i = 0; i < length; ++i) sum += at[i];
+        const T *at = x + start;
+        const auto [sum] =
+            sums_of<T, 1>(0, length, [at](auto kind, int64_t i, auto *to) { to[0] += kind.load(at + i); });
         const T middle = sum / T(length);
-        T rest = 0, square = 0;  // what rounding left the middle off by, and squares about it
-#pragma omp simd reduction(+ : rest, square)
-        for (int64_t i = 0; i < length; ++i) {
-            rest += at[i] - middle;
-            square += (at[i] - middle) * (at[i] - middle);
-        }
+        // What rounding left the middle off by, and squares about it.
+        const auto [rest, square] = sums_of<T, 2>(0, length, [at, middle](auto kind, int64_t i, auto *to) {
+            const auto off = kind.load(at + i) - middle;
+            to[0] += off, to[1] += off * off;
+        });
         const double off = double(rest) / length;
         const double apart = middle + off - mean, share = length / (seen + length);
         mean += apart * share;
@@ -75,7 +93,10 @@ void moments(const T *x, int64_t n, double &mean, double &variance) {
 template <typename T>
 struct Affine {
     T mean = 0, factor = 1, shift = 0;
-    T operator()(T x) const { return (x - mean) * factor + shift; }
+    template <typename Any>
+    Any operator()(Any x) const {
+        return (x - mean) * factor + shift;
+    }
 };
 
 template <typename T>
@@ -177,71 +198,104 @@ void spread(int64_t images, int32_t place, const int32_t *__restrict which, cons
     }
 }
 
-// The gradient before norm, into d, and the sums that norm's own gradient needs: of d and of d * (x - mean).
+// The sums that norm's own gradient needs: of the gradient before it, g, and of g * (x - mean).
+struct Sums {
+    double plain = 0, along = 0;
+};
+
+// What comes out of a ReLU that is not above this gives no gradient. Without one all is: no comparison with NaN holds.
 template <typename T>
-void gradient_before_norm(const Finish &f, int64_t channel, const Affine<T> &norm, T *__restrict d, double &sum,
-                          double &along) {
-    const int64_t n = f.height * f.width * f.images;
-    const int64_t out = (f.height / f.window_height) * (f.width / f.window_width) * f.images;
-    const T *__restrict x = static_cast<const T *>(f.x) + channel * n;
-    const T *__restrict dy = static_cast<const T *>(f.dy) + channel * out;
-    sum = along = 0;
-    if (f.window_height * f.window_width > 1) {
-        Window<T> window;
-        alignas(kBytes) T sums[kChunk] = {}, alongs[kChunk] = {};  // by image: nothing is added across a vector until the end
-        // Without a ReLU nothing is too small: no comparison with NaN holds.
-        const T least = f.relu ? T(0) : std::numeric_limits<T>::quiet_NaN(), mean = norm.mean;
-        if (f.height % f.window_height || f.width % f.window_width) std::fill(d, d + n, T(0));
-        for_windows(f, [&](int64_t from, int64_t to, int64_t images) {
-            window.look(f, norm, x + from, images);
-            alignas(kBytes) T given[kChunk];
-            const T *__restrict after = dy + to;
+T least(const Finish &f) {
+    return f.relu ? T(0) : std::numeric_limits<T>::quiet_NaN();
+}
+
+// With pooling: the gradient before norm, to d, and its sums.
+template <typename T>
+Sums gradient_before_pooling(const Finish &f, const Affine<T> &norm, const T *x, const T *dy, T *d) {
+    Window<T> window;
+    alignas(kBytes) T sums[kChunk] = {}, alongs[kChunk] = {};  // by image: vectors are added up in the end
+    const T none = least<T>(f), mean = norm.mean;
+    if (f.height % f.window_height || f.width % f.window_width) std::fill(d, d + f.height * f.width * f.images, T(0));
+    for_windows(f, [&](int64_t from, int64_t to, int64_t images) {
+        window.look(f, norm, x + from, images);
+        alignas(kBytes) T given[kChunk];
+        const T *__restrict after = dy + to;
 #pragma omp simd
-            for (int64_t i = 0; i < images; ++i) {
-                given[i] = window.best[i] <= least ? T(0) : after[i];
-                sums[i] += given[i];
-            }
-            for (int64_t k = 0; k < f.window_height * f.window_width; ++k) {
-                const int64_t at = from + Window<T>::place(f, k);
-                spread(images, int32_t(k), window.which, given, x + at, mean, d + at, alongs);
-            }
-        });
-        for (int64_t i = 0; i < kChunk; ++i) sum += sums[i], along += alongs[i];
-        return;
-    }
-    const T *__restrict y = static_cast<const T *>(f.y) + channel * out;
+        for (int64_t i = 0; i < images; ++i) {
+            given[i] = window.best[i] <= none ? T(0) : after[i];
+            sums[i] += given[i];
+        }
+        for (int64_t k = 0; k < f.window_height * f.window_width; ++k) {
+            const int64_t at = from + Window<T>::place(f, k);
+            spread(images, int32_t(k), window.which, given, x + at, mean, d + at, alongs);
+        }
+    });
+    Sums found;
+    for (int64_t i = 0; i < kChunk; ++i) found.plain += sums[i], found.along += alongs[i];
+    return found;
+}
+
+// Without: the sums, and the gradient before norm to d if that is wanted. out(kind, i) is what came out of the ReLU.
+template <typename T, typename Out>
+Sums gradient_before_relu(const Finish &f, T mean, const T *x, const T *dy, T *d, const Out &out) {
+    const int64_t n = f.height * f.width * f.images;
+    const T none = least<T>(f);
+    Sums found;
     for (int64_t start = 0; start < n; start += kSumPiece) {
         const int64_t end = std::min(start + kSumPiece, n);
-        T piece = 0, piece_along = 0;
-#pragma omp simd reduction(+ : piece, piece_along)
-        for (int64_t i = start; i < end; ++i) {
-            const T g = f.relu && y[i] <= 0 ? T(0) : dy[i];
-            d[i] = g;
-            piece += g;
-            piece_along += g * (x[i] - norm.mean);
-        }
-        sum += piece, along += piece_along;
+        const auto [plain, along] = sums_of<T, 2>(start, end, [&](auto kind, int64_t i, auto *to) {
+            auto g = kind.load(dy + i);
+            g = out(kind, i) <= none ? decltype(g){} : g;
+            if (d) kind.store(d + i, g);
+            to[0] += g, to[1] += g * (kind.load(x + i) - mean);
+        });
+        found.plain += plain, found.along += along;
     }
+    return found;
+}
+
+// given(i) is the gradient behind norm. Backwards: what was read last for the sums is still in the cache.
+template <typename T, typename Given>
+void gradient_of_norm(const Finish &f, int64_t channel, const Affine<T> &norm, const Sums &sums, const T *x, T *dx,
+                      const Given &given) {
+    const int64_t n = f.height * f.width * f.images;
+    const double inverse = 1 / std::sqrt(double(static_cast<const T *>(f.variance)[channel]) + f.eps);
+    static_cast<T *>(f.dshift)[channel] = T(sums.plain), static_cast<T *>(f.dscale)[channel] = T(sums.along * inverse);
+    const T common = T(sums.plain / n), slope = T(sums.along * inverse * inverse / n);
+    for (int64_t end = n; end > 0; end -= std::min(kSumPiece, end))
+#pragma omp simd
+        for (int64_t i = std::max<int64_t>(0, end - kSumPiece); i < end; ++i)
+            dx[i] = norm.factor * (given(i) - common - slope * (x[i] - norm.mean));
 }
 
 template <typename T>
 void finish_gradient_channel(const Finish &f, int64_t channel) {
     const int64_t n = f.height * f.width * f.images;
+    const int64_t out = (f.height / f.window_height) * (f.width / f.window_width) * f.images;
     const Affine<T> norm = affine<T>(f, channel);
-    T *__restrict dx = static_cast<T *>(f.dx) + channel * n;
-    T *d = f.dresidual ? static_cast<T *>(f.dresidual) + channel * n : dx;
-    double sum, along;
-    gradient_before_norm<T>(f, channel, norm, d, sum, along);
-    if (!f.norm) {
-        if (d != dx) std::copy(d, d + n, dx);
-        return;
-    }
-    const double inverse = 1 / std::sqrt(double(static_cast<const T *>(f.variance)[channel]) + f.eps);
-    static_cast<T *>(f.dshift)[channel] = T(sum), static_cast<T *>(f.dscale)[channel] = T(along * inverse);
-    const T common = T(sum / n), slope = T(along * inverse * inverse / n);
-    const T *__restrict x = static_cast<const T *>(f.x) + channel * n;
+    const T none = least<T>(f);
+    const T *x = static_cast<const T *>(f.x) + channel * n, *dy = static_cast<const T *>(f.dy) + channel * out;
+    T *dx = static_cast<T *>(f.dx) + channel * n;
+    if (f.window_height * f.window_width > 1) {
+        const Sums sums = gradient_before_pooling(f, norm, x, dy, dx);
+        if (f.norm) gradient_of_norm(f, channel, norm, sums, x, dx, [=](int64_t i) { return dx[i]; });
+    } else if (f.y) {  // there was a residual: only the result tells which side of the ReLU it was on
+        const T *y = static_cast<const T *>(f.y) + channel * n;
+        T *d = f.dresidual ? static_cast<T *>(f.dresidual) + channel * n : dx;
+        const Sums sums = gradient_before_relu(f, norm.mean, x, dy, d,
+                                               [=](auto kind, int64_t i) { return kind.load(y + i); });
+        if (f.norm) gradient_of_norm(f, channel, norm, sums, x, dx, [=](int64_t i) { return d[i]; });
+    } else {
+        auto gradient = [=](int64_t i) { return norm(x[i]) <= none ? T(0) : dy[i]; };
+        if (f.norm) {
+            const Sums sums = gradient_before_relu(f, norm.mean, x, dy, static_cast<T *>(nullptr),
+                                                   [=](auto kind, int64_t i) { return norm(kind.load(x + i)); });
+            gradient_of_norm(f, channel, norm, sums, x, dx, gradient);
+        } else {
 #pragma omp simd
-    for (int64_t i = 0; i < n; ++i) dx[i] = norm.factor * (d[i] - common - slope * (x[i] - norm.mean));
+            for (int64_t i = 0; i < n; ++i) dx[i] = gradient(i);
+        }
+    }
 }
 
 int64_t numbers(const Finish &f) {

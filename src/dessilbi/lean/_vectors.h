@@ -40,6 +40,13 @@ struct Vector {
 template <typename T>
 using V = typename Vector<T>::type;
 
+// A number in a vector's place: what is left behind the last whole one.
+template <typename T>
+struct Single {
+    static T load(const T *p) { return *p; }
+    static void store(T *p, T v) { *p = v; }
+};
+
 // Keeps what was loaded in its register: the compiler takes a load for free and would repeat it at every use.
 template <typename Any>
 inline void stay(Any &v) {
@@ -65,7 +72,7 @@ T multiply_add(T a, T b, T c) {
 
 // Rows of a square to its columns: blocks of `width` beside the diagonal are exchanged, then those within.
 template <typename T, int64_t width, int64_t... I>
-void swap_blocks(V<T> &a, V<T> &b, std::integer_sequence<int64_t, I...>) {
+__attribute__((always_inline)) inline void swap_blocks(V<T> &a, V<T> &b, std::integer_sequence<int64_t, I...>) {
     constexpr int64_t lanes = Vector<T>::lanes;
 #if defined(__clang__) || __GNUC__ >= 12
     const V<T> low = __builtin_shufflevector(a, b, (I / width % 2 == 0 ? I : lanes + I - width)...);
@@ -78,7 +85,7 @@ void swap_blocks(V<T> &a, V<T> &b, std::integer_sequence<int64_t, I...>) {
 }
 
 template <typename T, int64_t width = Vector<T>::lanes / 2>
-void transpose(V<T> *rows) {
+__attribute__((always_inline)) inline void transpose(V<T> *rows) {
     constexpr int64_t lanes = Vector<T>::lanes;
     for (int64_t i = 0; i < lanes; ++i)
         if (i / width % 2 == 0)
