@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from test_nested_widths import NETS, Plain, batch, make, train, trained_path
+from test_nested_widths import NETS, Plain, Residual, batch, make, train, trained_path
 from torch import nn
 from torch.nn.functional import cross_entropy, kl_div, log_softmax, softmax
 
 from dessilbi import NestedWidths, project
 from dessilbi.compaction import compact
 from dessilbi.compaction.ladder import own_weights
-from dessilbi.path import Mask
+from dessilbi.path import Mask, count_macs_per_weight
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,7 +53,11 @@ class Masked:
 
 
 @pytest.mark.parametrize("kind", NETS)
-@pytest.mark.parametrize("options", [PARTED, STAGED], ids=["at once", "one by one"])
+@pytest.mark.parametrize(
+    "options",
+    [PARTED | {"beside": 3.0}, STAGED | {"beside": 3.0}, STAGED | {"beside": 0.3}],
+    ids=["at once", "one by one", "in turn"],
+)
 def test_rungs_go_on_by_momentum_from_where_the_network_was(
     kind: type[nn.Module], options: dict[str, Any]
 ) -> None:
@@ -72,6 +76,11 @@ def test_rungs_go_on_by_momentum_from_where_the_network_was(
         teacher = deepcopy(net)(x).detach()
         opt.zero_grad()
         nested.backward(x, lambda o, y=y: cross_entropy(o, y))
+        drawn = {
+            width: level in nested._drawn
+            for width, level in zip((0.25, 0.5), nested._ladder.rungs, strict=False)
+        }
+        assert all(drawn.values()) or options["beside"] == 0.3
         for width, level in zip((0.25, 0.5), nested._ladder.rungs, strict=False):
             if width not in references:  # it has just left
                 cut = nested._cut(level)
@@ -79,8 +88,9 @@ def test_rungs_go_on_by_momentum_from_where_the_network_was(
                 assert any(not where.all() for where in inside.values())
                 references[width] = Masked(before, momenta, inside)
         opt.step()
-        for reference in references.values():
-            reference.step(x, y, teacher, 0.1 / (step + 1))
+        for width, reference in references.items():
+            if drawn[width]:  # else it rests, and so does its momentum
+                reference.step(x, y, teacher, 0.1 / (step + 1))
         first, last = (round(8 * time) for time in options["parted"])
         assert len(references) == (step >= first) + (step >= last)
     for width, reference in references.items():
@@ -88,6 +98,63 @@ def test_rungs_go_on_by_momentum_from_where_the_network_was(
             wanted = reference.net.get_parameter(name)
             torch.testing.assert_close(found, wanted.detach(), rtol=1e-8, atol=1e-10)
     assert nested.mask(0.25).issubset(nested.mask(0.5))
+
+
+class Neurons(nn.Module):
+    """Linear layers: a narrow network still reads all of its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.out = nn.Linear(36, 32), nn.Linear(32, 16), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.two(self.one(x.flatten(1)).relu()).relu())
+
+
+def macs_of(net: nn.Module) -> float:
+    uses = count_macs_per_weight(net, batch(0)[0])
+    return sum(uses.get(name, 1) * p.numel() for name, p in net.named_parameters())
+
+
+@pytest.mark.parametrize("kind", [*NETS, Neurons])
+def test_the_cost_of_a_width_is_that_of_its_network(kind: type[nn.Module]) -> None:
+    net, opt, nested = make(kind, **PARTED)
+    train(net, opt, nested, 0, 8)
+    for width, rung in zip((0.25, 0.5), nested._ladder.rungs.values(), strict=True):
+        small = compact(net.eval(), nested.mask(width), batch(0)[0]).model
+        assert nested._narrow.cost(rung.cut) == pytest.approx(macs_of(small) / macs_of(net))
+
+
+@pytest.mark.parametrize("beside", [0.2, 0.4, 5.0])
+def test_widths_that_would_cost_too_much_are_trained_in_turn(beside: float) -> None:
+    options = PARTED | {"steps": 400, "parted": (0.1, 0.1), "descended": 0.1, "settled": 0.1}
+    net, opt, nested = make(Neurons, **options, beside=beside)
+    train(net, opt, nested, 0, 41)
+    rungs = nested._ladder.rungs
+    drawn: dict[int, list[bool]] = {level: [] for level in rungs}
+    for step in range(41, 241):
+        before = {level: rung.own["one.weight"].clone() for level, rung in rungs.items()}
+        train(net, opt, nested, step, step + 1)
+        for level, rung in rungs.items():
+            drawn[level].append(not torch.equal(rung.own["one.weight"], before[level]))
+    costs = {level: nested._narrow.cost(rung.cut) for level, rung in rungs.items()}
+    often = min(1.0, beside / sum(costs.values()))
+    assert (often < 1) == (beside < 1)
+    assert len(costs) == 2
+    for steps in drawn.values():
+        assert sum(steps) == pytest.approx(often * len(steps), abs=1)
+        longest = max(len(rest) for rest in "".join("x" if s else "-" for s in steps).split("x"))
+        assert longest <= 1 / often, "evenly"
+    taken = sum(cost * sum(drawn[level]) / len(drawn[level]) for level, cost in costs.items())
+    assert taken <= beside + 0.01
+
+
+def test_widths_of_a_convolutional_network_are_trained_in_every_step() -> None:
+    net, opt, nested = make(Residual, **PARTED)
+    train(net, opt, nested, 0, 5)
+    assert len(nested.budgets) == 3
+    with pytest.raises(ValueError, match="beside must be positive, got 0"):
+        make(Residual, beside=0)
 
 
 @pytest.mark.parametrize("kind", NETS)

@@ -16,6 +16,8 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from dessilbi.path.macs import count_macs_per_weight
+
 from . import operations as ops
 from .check import difference, random_like
 from .coupling import coupled_channels
@@ -90,6 +92,7 @@ class Narrow:
             for name, m in model.named_modules()
             if isinstance(m, _BatchNorm) and m.track_running_stats
         }
+        self._macs = count_macs_per_weight(deepcopy(model), example_input)
         self._try(as_arguments(example_input))
 
     def _try(self, arguments: tuple[Any, ...]) -> None:
@@ -229,6 +232,17 @@ class Narrow:
                 p.grad.index_add_(0, rows, gradient)
             else:
                 p.grad.add_(gradient)
+
+    def cost(self, cut: Cut) -> float:
+        """The multiply-adds of the smaller network, as a fraction of the whole one's."""
+        whole = left = 0.0
+        for name, p in self.params.items():
+            macs = self._macs.get(name, 1.0) * p.numel()
+            whole += macs
+            for dim, stay in enumerate(cut.places(name)):
+                macs *= 1.0 if stay is None else len(stay) / p.shape[dim]
+            left += macs
+        return left / whole
 
     def used(self, cut: Cut, name: str) -> Tensor:
         """Where a parameter takes part, shaped as it."""

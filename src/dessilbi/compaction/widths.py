@@ -71,6 +71,9 @@ class NestedWidths(Nesting):
         settled: when the ranking is fixed.
         full: fraction of steps whose large network is the whole one, while widths share.
         small: fraction of steps that train a small network as well, while widths share.
+        beside: multiply-adds of the ladder's widths a step, as a fraction of the whole network's.
+            Those of a convolutional network take less, about a third, and are trained in every
+            step; of others, as many as that allows, in turn.
         parted: when the first and the last width of the ladder part from the whole network, the
             narrowest first; (1, 1) if never: then there is a network for every width, and all
             share (and ``full=0.5, descended=0.5`` are better).
@@ -101,6 +104,7 @@ class NestedWidths(Nesting):
         settled: float = 0.6,
         full: float = 1.0,
         small: float = 0.8,
+        beside: float = 0.4,
         parted: tuple[float, float] = (0.3, 0.6),
         ladder: Sequence[float] = (),
         teach: float = 0.5,
@@ -118,7 +122,9 @@ class NestedWidths(Nesting):
             raise ValueError(f"parted must lie in [begin, 1] and not fall, got {parted!r}")
         self._ladder = Ladder(ladder, parted, lowest)
         self.ladder = self._ladder.widths
-        self.teach, self.small, self.parted = teach, small, parted
+        if not beside > 0:
+            raise ValueError(f"beside must be positive, got {beside!r}")
+        self.teach, self.small, self.beside, self.parted = teach, small, beside, parted
         self._model = model
         self._narrow = Narrow(model, example_input)
         self._layer_number = {layer.name: i for i, layer in enumerate(self._layers)}
@@ -146,6 +152,8 @@ class NestedWidths(Nesting):
         self._drawn: tuple[int, ...] = (FULL,)
         self._programs = Programs(model)
         self._cuts: dict[int, Cut] = {}
+        self._frequency: float | None = None
+        """What :meth:`_often` found for this ranking."""
         self._attach()
 
     def _written_by(self, one: Coupled) -> list[tuple[int, Tensor]]:
@@ -194,16 +202,17 @@ class NestedWidths(Nesting):
                 one.forget_gradients()  # zero_grad, perhaps of a step that was given up
         self._drawn = self._widths()
         run = Run.make(self._programs, self._step, x, loss, weight, net)
-        largest: tuple[Any, Tensor] | None = None
-        for level in self._drawn:
-            if level < FULL:
-                found = self._narrower(level, run, largest)
-            elif run.own:
-                found = self._whole(run)
-            else:
-                found = run.through(self._model if net is None else net)
-            largest = largest or found
-        assert largest is not None
+        first, *others = self._drawn
+        if first < FULL:
+            largest = self._narrower(first, run)
+            self._restrict(self._cut(first))
+        elif run.own:
+            largest = self._whole(run)
+        else:
+            largest = run.through(self._model if net is None else net)
+        teacher = softmax(largest[0], 1) if others and self.teach > 0 else None
+        for level in others:
+            self._narrower(level, run, teacher)
         return largest
 
     def _whole(self, run: Run) -> tuple[Any, Tensor]:
@@ -219,14 +228,10 @@ class NestedWidths(Nesting):
             p.grad = gradient if p.grad is None else p.grad + gradient
         return output, value
 
-    def _narrower(
-        self, level: int, run: Run, largest: tuple[Any, Tensor] | None
-    ) -> tuple[Any, Tensor]:
-        """A pass of a narrower network, taught by the largest one if that has been before it."""
+    def _narrower(self, level: int, run: Run, teacher: Tensor | None = None) -> tuple[Any, Tensor]:
+        """A pass of a narrower network, taught by the probabilities that another gives."""
         rung = self._ladder.rungs.get(level)
         cut, own = (self._cut(level), {}) if rung is None else (rung.cut, rung.own)
-
-        teacher = None if largest is None or self.teach == 0 else softmax(largest[0], 1)
         if run.program is not None and run.batch is not None:
             weights = self._narrow.weights(cut, own)
             again = None if rung is None else level
@@ -253,8 +258,6 @@ class NestedWidths(Nesting):
         if rung is not None:
             rung.add_gradients({n: gradients.pop(n) for n in own if n in gradients})
         self._narrow.add_gradients(cut, gradients)
-        if largest is None:
-            self._restrict(cut)
         return output.detach(), value.detach()
 
     def _trained(self) -> list[str]:
@@ -271,7 +274,12 @@ class NestedWidths(Nesting):
         """Levels of this step's networks, the largest first."""
         if self._progress < self.begin:
             return (FULL,)
-        rungs = tuple(reversed(self._ladder.rungs))
+        often = self._often()
+        rungs = tuple(
+            level
+            for place, level in enumerate(self._ladder.rungs)
+            if _falls_on(self._step, often, place / len(self._ladder.rungs))
+        )[::-1]
         if self._ladder.complete:
             return (FULL, *rungs)
         smallest, place = self._smallest(), self._place()
@@ -280,17 +288,34 @@ class NestedWidths(Nesting):
             large = smallest ** (0.5 * (place - self.full) / (1 - self.full))
         widths = [large]
         second = self._place(SECOND)
-        if second < self.small:
-            widths.append(self._small_width(smallest, second / self.small))
+        if second < often * self.small:
+            widths.append(self._small_width(smallest, second / (often * self.small)))
         levels = {level_of(width, self.lowest) for width in widths}
         return (*sorted(levels, reverse=True), *rungs)
 
     def _small_width(self, smallest: float, place: float) -> float:
         """One from the lower half, in their logarithm; at last one that is about to leave."""
         left = self._ladder.left
-        if self._progress < self.descended or self.parted[0] == 1:
+        if not self._by_ladder:
             return float(smallest ** (1 - 0.5 * place))
         return left[int(place * len(left))]
+
+    @property
+    def _by_ladder(self) -> bool:
+        """Whether only widths of the ladder are trained beside the whole network."""
+        return self._progress >= self.descended and self.parted[0] < 1
+
+    def _often(self) -> float:
+        """In what part of the steps a width of the ladder is trained."""
+        if not self._by_ladder:
+            return 1.0
+        if self._frequency is None:
+            cost = sum(self._narrow.cost(rung.cut) for rung in self._ladder.rungs.values())
+            left = [level_of(width, self.lowest) for width in self._ladder.left]
+            for level in left:
+                cost += self.small * self._narrow.cost(self._cut(level)) / len(left)
+            self._frequency = min(1.0, self.beside / cost)
+        return self._frequency
 
     @property
     def budgets(self) -> tuple[float, ...]:
@@ -326,8 +351,9 @@ class NestedWidths(Nesting):
 
     def _after_step(self) -> None:
         if self._used:
-            for rung in self._ladder.rungs.values():
-                rung.step()
+            for level, rung in self._ladder.rungs.items():
+                if level in self._drawn:
+                    rung.step()
         super()._after_step()
 
     def _level_for(self, density: float) -> int:
@@ -402,7 +428,7 @@ class NestedWidths(Nesting):
 
     def _ranked(self, levels: list[Tensor]) -> None:
         super()._ranked(levels)
-        self._cuts = {}
+        self._cuts, self._frequency = {}, None
 
     def _cut(self, level: int) -> Cut:
         if level not in self._cuts:
@@ -443,3 +469,8 @@ class NestedWidths(Nesting):
             for name, numbers in self.followers.items()
         }
         return Mask({**filters.tensors, **others})
+
+
+def _falls_on(step: int, often: float, offset: float) -> bool:
+    """Whether one of the evenly spaced steps, so many of all, is this one."""
+    return int((step + 1) * often + offset) > int(step * often + offset)

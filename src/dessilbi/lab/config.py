@@ -175,6 +175,8 @@ class NestedConfig:
     if there are filters."""
     small: float = 0.8
     """With widths: fraction of steps that train a small network beside the large one."""
+    beside: float = 0.4
+    """With widths: multiply-adds of the ladder a step, as a fraction of the whole network's."""
     parted: tuple[float, float] = (0.3, 0.6)
     """With widths: when the narrowest and the widest of the ladder get weights of their own; 1 1
     never, all share."""
@@ -185,7 +187,7 @@ class NestedConfig:
 
 
 BY_WEIGHT = ("highest", "tilt", "uniform", "networks")
-BY_WIDTH = ("widths", "small", "parted", "ladder", "teach")
+BY_WIDTH = ("widths", "small", "beside", "parted", "ladder", "teach")
 """Options of nested training that only one of its ways has."""
 
 

@@ -330,6 +330,82 @@ class FewOutputs {
     }
 };
 
+// Of images of one pixel, as a linear layer has them: vectors are of inputs, for which x is transposed, so that sums can
+// go from the registers to where they belong.
+template <typename T>
+class OnePixel {
+    static constexpr int64_t lanes = Vector<T>::lanes, kPiece = 256;  // images of a sum between two visits to memory
+    static constexpr int kRows = kBytes == 64 ? 6 : 5, kWide = kBytes == 64 ? 4 : 2;
+    static constexpr int64_t kBlock = kWide * lanes;
+    const Convolution &c;
+    std::vector<T> transposed;  // [image][input]
+
+   public:
+    explicit OnePixel(const Convolution &c) : c(c), transposed(kPiece * kBlock, T(0)) {}
+
+    static bool suits(const Convolution &c) {
+        return c.height * c.width * c.window_height * c.window_width * c.out_height * c.out_width == 1;
+    }
+
+    void run(int64_t first, int64_t last) {
+        int64_t i = first;
+        for (; i + kBlock <= last; i += kBlock) add_inputs<kWide>(i, kBlock);
+        for (; i < last; i += lanes) add_inputs<1>(i, std::min(lanes, last - i));
+    }
+
+   private:
+    template <int kV>
+    void add_inputs(int64_t i, int64_t inputs) {
+        for (int64_t start = 0; start < c.images; start += kPiece) {
+            const int64_t images = std::min(kPiece, c.images - start);
+            transpose_inputs(i, inputs, start, images);
+            int64_t o = 0;
+            for (; o + kRows <= c.outputs; o += kRows) add_block<kRows, kV>(o, i, inputs, start, images);
+            for (; o + 2 <= c.outputs; o += 2) add_block<2, kV>(o, i, inputs, start, images);
+            for (; o < c.outputs; ++o) add_block<1, kV>(o, i, inputs, start, images);
+        }
+    }
+
+    void transpose_inputs(int64_t first, int64_t inputs, int64_t start, int64_t images) {
+        const T *x = static_cast<const T *>(c.x) + first * c.images + start;
+        for (int64_t i = 0; i < inputs; i += lanes) {
+            int64_t n = 0;
+            for (; n + lanes <= images; n += lanes) {
+                V<T> block[lanes];
+                for (int64_t k = 0; k < lanes; ++k)
+                    block[k] = i + k < inputs ? Vector<T>::load(x + (i + k) * c.images + n) : V<T>{};
+                transpose<T>(block);
+                for (int64_t k = 0; k < lanes; ++k) Vector<T>::store(&transposed[(n + k) * kBlock + i], block[k]);
+            }
+            for (; n < images; ++n)
+                for (int64_t k = i; k < std::min(i + lanes, inputs); ++k) transposed[n * kBlock + k] = x[k * c.images + n];
+        }
+    }
+
+    template <int kR, int kV>
+    void add_block(int64_t o, int64_t i, int64_t inputs, int64_t start, int64_t images) {
+        const T *y = static_cast<const T *>(c.y) + o * c.images + start;
+        T *to = static_cast<T *>(c.weight) + o * c.by_output + i;
+        const int64_t last = inputs - (kV - 1) * lanes;  // of the last vector only so many numbers belong to weights
+        V<T> sum[kR][kV];
+        for (int r = 0; r < kR; ++r)
+            for (int v = 0; v < kV; ++v) {
+                sum[r][v] = V<T>{};
+                const int64_t count = v + 1 < kV ? lanes : last;
+                if (start > 0) std::memcpy(&sum[r][v], to + r * c.by_output + v * lanes, count * sizeof(T));
+            }
+        for (int64_t n = 0; n < images; ++n) {
+            V<T> seen[kV];
+            for (int v = 0; v < kV; ++v) seen[v] = Vector<T>::load(&transposed[n * kBlock + v * lanes]), stay(seen[v]);
+            for (int r = 0; r < kR; ++r)
+                for (int v = 0; v < kV; ++v) sum[r][v] += seen[v] * y[r * c.images + n];
+        }
+        for (int r = 0; r < kR; ++r)
+            for (int v = 0; v < kV; ++v)
+                std::memcpy(to + r * c.by_output + v * lanes, &sum[r][v], (v + 1 < kV ? lanes : last) * sizeof(T));
+    }
+};
+
 template <typename T, typename Sums>
 void sum_inputs(const Convolution &c, int64_t first, int64_t last) {
     const auto runs = runs_of(c);
@@ -358,6 +434,8 @@ void weight_gradient(const Convolution &c, int64_t threads) {
         if (is_usual(c) && WinogradGradient<T>::suits(c.inputs, c.outputs, c.images))
             WinogradGradient<T>(tiles_of<T>(c), static_cast<const T *>(c.y), c.inputs, c.outputs)
                 .run(first, last, static_cast<T *>(c.weight), c.by_output);
+        else if (OnePixel<T>::suits(c))
+            OnePixel<T>(c).run(first, last);
         else if (c.outputs > Vector<T>::lanes)
             sum_inputs<T, ManyOutputs<T>>(c, first, last);
         else
