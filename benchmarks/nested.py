@@ -4,7 +4,8 @@
                                 [--batch 128] [--full 0.05]
 
 Nested by weight (LeNets) or by filter that is masked, and by width: two and more networks a step. A
-block is a whole short training, with all of its stages.
+block is a whole short training, with all of its stages and with what happens once: the network is
+read, and the system gives memory to its passes, as much time as ten steps of resnet-20 take.
 
 One thread. Blocks of steps (forward, backward, fused optimizer) take turns, and the ratio is the
 median over pairs of neighbouring blocks. The linear network is the worst case: it does the least
@@ -33,7 +34,7 @@ NETWORKS = {
     "lenet-300-100": (1, 28, 1200, "fc3"),
     "lenet-5": (1, 28, 240, "fc.f7"),
     "vgg-4": (3, 32, 240, "classifier"),
-    "resnet-20": (3, 32, 72, "fc"),
+    "resnet-20": (3, 32, 240, "fc"),
 }
 """Channels, pixels a side, steps of a block, and the classifier."""
 KINDS = ("plain", "nested", "widths")
