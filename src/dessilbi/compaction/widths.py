@@ -4,30 +4,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch.nn.functional import kl_div, log_softmax, softmax
 
 from dessilbi.lean import Programs
 from dessilbi.path import Mask
-from dessilbi.path.layers import make_layers
-from dessilbi.subnet.levels import FULL, density_of, level_of, rank
+from dessilbi.subnet.levels import FULL, density_of, level_of
 from dessilbi.subnet.nesting import SECOND, Nesting
 from dessilbi.subnet.passes import Run, average_over_processes, backward_through
-from dessilbi.subnet.scores import places
 
+from .channel_ranks import ChannelRanks
 from .ladder import EQUAL, Ladder, Rung, rungs_of
 from .narrow import Narrow, put, taken
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from numpy.typing import NDArray
     from torch import Tensor, nn
 
     from dessilbi.optim import DessiLBI
 
-    from .coupling import Coupled
     from .narrow import Cut
 
 
@@ -127,7 +123,6 @@ class NestedWidths(Nesting):
         self.teach, self.small, self.beside, self.parted = teach, small, beside, parted
         self._model = model
         self._narrow = Narrow(model, example_input)
-        self._layer_number = {layer.name: i for i, layer in enumerate(self._layers)}
         for layer in self._layers:
             if layer.group_dim != 0:
                 how, instead = "weight by weight", "give penalty='group_lasso', or exclude it"
@@ -137,16 +132,8 @@ class NestedWidths(Nesting):
                     f"parameter {layer.name!r} enters Gamma {how}; widths need whole filters or "
                     f"neurons, which lie along dimension 0: {instead}"
                 )
-        self._writers = [self._written_by(one) for one in self._narrow.sets]
-        if not any(self._writers):
-            raise ValueError("no layer with a twin can be made narrower")
-        self._channels = make_layers(
-            (f"channels {n}", (len(writers[0][1]), self._weights_of_a_channel(writers)), 0)
-            for n, writers in enumerate(filter(None, self._writers))
-        )
-        """The sets that are cut, as layers to be ranked: a channel is a group of all the weights
-        that write it."""
-        self.followers = self._following()
+        self._channels = ChannelRanks(self._layers, self._narrow)
+        self.followers = self._channels.followers()
         """Biases and BatchNorm parameters: the filter that each element leaves with, or -1. Filters
         are numbered through all layers, as in a path."""
         self._drawn: tuple[int, ...] = (FULL,)
@@ -155,23 +142,6 @@ class NestedWidths(Nesting):
         self._frequency: float | None = None
         """What :meth:`_often` found for this ranking."""
         self._attach()
-
-    def _written_by(self, one: Coupled) -> list[tuple[int, Tensor]]:
-        """The layers that write these channels, and the filters of each channel.
-
-        Empty if one of them has no twin and so keeps its filters: then the channels stay.
-        """
-        writing = [m for m in one.members if m.dim == 0 and self._is_filters(m.parameter)]
-        if any(m.parameter not in self._layer_number for m in writing):
-            return []
-        return [(self._layer_number[m.parameter], m.index) for m in writing]
-
-    def _is_filters(self, name: str) -> bool:
-        p = self._narrow.params.get(name)
-        return p is not None and p.ndim > 1
-
-    def _weights_of_a_channel(self, writers: list[tuple[int, Tensor]]) -> int:
-        return sum(self._layers[i].group_size * rows.shape[1] for i, rows in writers)
 
     # ------------------------------------------------------------------ a step
 
@@ -330,17 +300,8 @@ class NestedWidths(Nesting):
             assert self._levels is not None
             levels = self._ranking() if self._progress < self.settled else self._levels
             level, left = ladder.next_level, len(ladder.rungs) + 1
-            self._ranked(ladder.relabelled(levels, self._shares(levels), left))
+            self._ranked(ladder.relabelled(levels, self._channels.shares(levels), left))
             ladder.rungs[level] = Rung(self._narrow, self._opt, self._cut(level))
-
-    def _shares(self, levels: list[Tensor]) -> NDArray[np.float64]:
-        """By level, the width of its network."""
-        weights = np.zeros(FULL + 1)
-        for layer, writers in zip(self._channels, filter(None, self._writers), strict=True):
-            i, rows = writers[0]
-            channels = levels[i][rows[:, 0]].cpu().numpy()
-            weights += layer.group_size * np.bincount(channels, minlength=FULL + 1)
-        return np.asarray(np.cumsum(weights) / weights.sum())
 
     def _smallest(self) -> float:
         return self._ladder.floor(super()._smallest())
@@ -361,7 +322,7 @@ class NestedWidths(Nesting):
         if level > max(rungs, default=-1) and not self._ladder.complete:
             return level
         assert self._levels is not None
-        shares = self._shares(self._levels)
+        shares = self._channels.shares(self._levels)
         return max((n for n in (*rungs, FULL) if shares[n] <= density + EQUAL), default=0)
 
     def weights(self, density: float) -> dict[str, Tensor]:
@@ -398,33 +359,13 @@ class NestedWidths(Nesting):
 
     # ------------------------------------------------------------------ the ranking
 
-    @torch.no_grad()
     def _ranking(self) -> list[Tensor]:
-        sizes = [layer.norms(self._params[layer.name].detach()) for layer in self._layers]
-        # A filter that is never cut is in every width, and takes no part in the ranking.
-        levels = [torch.zeros_like(size, dtype=torch.uint8) for size in sizes]
-        cut = [writers for writers in self._writers if writers]
-        scores = [
-            places(torch.stack([sizes[i][rows].square().sum(1) for i, rows in writers]).sum(0))
-            for writers in cut
-        ]
-        if self._ladder.rungs:  # their channels come first for good
-            scores = [
-                places(score + self._rungs_with(*writers[0]))
-                for score, writers in zip(scores, cut, strict=True)
-            ]
-        ranked = rank(scores, self._channels, self.lowest, self.floor)
-        for writers, level in zip(cut, ranked, strict=True):
-            for i, rows in writers:
-                levels[i][rows] = level[:, None]
-        left = len(self._ladder.rungs)
-        return self._ladder.relabelled(levels, self._shares(levels), left) if left else levels
-
-    def _rungs_with(self, layer: int, rows: Tensor) -> Tensor:
-        """How many of the rungs that have left have a channel."""
+        rungs, rank = self._ladder.rungs, self._channels.ranked
+        if not rungs:
+            return rank(self._params, self.lowest, self.floor)
         assert self._levels is not None
-        levels = self._levels[layer][rows[:, 0]]
-        return sum((levels <= rung for rung in self._ladder.rungs), torch.zeros_like(levels))
+        levels = rank(self._params, self.lowest, self.floor, self._levels, [*rungs])
+        return self._ladder.relabelled(levels, self._channels.shares(levels), len(rungs))
 
     def _ranked(self, levels: list[Tensor]) -> None:
         super()._ranked(levels)
@@ -432,31 +373,9 @@ class NestedWidths(Nesting):
 
     def _cut(self, level: int) -> Cut:
         if level not in self._cuts:
-            self._cuts[level] = self._narrow.cut(self._kept(level))
+            assert self._levels is not None
+            self._cuts[level] = self._narrow.cut(self._channels.kept(self._levels, level))
         return self._cuts[level]
-
-    def _kept(self, level: int) -> list[Tensor]:
-        """By set of channels, which stay at a level."""
-        assert self._levels is not None
-        return [
-            (self._levels[writers[0][0]][writers[0][1][:, 0]] <= level).cpu()
-            if writers
-            else torch.ones(one.channels, dtype=torch.bool)
-            for one, writers in zip(self._narrow.sets, self._writers, strict=True)
-        ]
-
-    def _following(self) -> dict[str, NDArray[np.int32]]:
-        found: dict[str, NDArray[np.int32]] = {}
-        for one, writers in zip(self._narrow.sets, self._writers, strict=True):
-            for member in one.members if writers else ():
-                p = self._narrow.params.get(member.parameter)
-                if p is not None and p.ndim == 1:
-                    i, rows = writers[0]
-                    numbers = found.setdefault(
-                        member.parameter, np.full(len(p), -1, dtype=np.int32)
-                    )
-                    numbers[member.index.numpy()] = self._layers[i].offset + rows.numpy()[:, :1]
-        return found
 
     def mask(self, density: float) -> Mask:
         """The network that is trained for a width, at the nearest of the widths drawn."""
