@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from dessilbi.lean import Program, examples_last
-from dessilbi.lean.layers import Wanted, examples_first
+from dessilbi.lean.layer import Wanted, examples_first
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from dessilbi.lean.layers import Layer, Weight
+    from dessilbi.lean.layer import Layer, Weight
 
 F64, F32 = torch.float64, torch.float32
 CLOSE = {F64: 1e-12, F32: 2e-5}

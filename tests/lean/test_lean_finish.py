@@ -22,7 +22,8 @@ from torch.nn import functional as F  # noqa: N812 - as everybody does
 from compilers import needs_compiler
 from dessilbi.lean import _kernel, examples_last
 from dessilbi.lean._kernel import Geometry, Norm
-from dessilbi.lean.layers import Average, MaxPool, examples_first
+from dessilbi.lean.layer import examples_first
+from dessilbi.lean.layers import Average, MaxPool
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -22,7 +22,8 @@ from torch.nn import functional as F  # noqa: N812 - as everybody does
 from compilers import needs_compiler
 from dessilbi.lean import available, examples_last, program
 from dessilbi.lean._kernel import Geometry
-from dessilbi.lean.layers import Convolution, Linear, Wanted
+from dessilbi.lean.layer import Wanted
+from dessilbi.lean.layers import Convolution, Linear
 from dessilbi.optim._native import KernelBuildError
 
 pytestmark = needs_compiler

@@ -1,7 +1,7 @@
 """Forward and backward passes of networks with few weights or few channels, at their own cost."""
 
 from .entries import Ranked, Sparse
-from .layers import UnsuitedError, examples_last
+from .layer import UnsuitedError, examples_last
 from .program import Pass, Program, available
 from .programs import Programs
 

@@ -1,14 +1,10 @@
-"""The layers of a program: each makes its result by the kernels, and gradients out of the result's.
-
-Tensors have their examples last in memory, ``[channel, row, column, image]`` or ``[feature,
-example]``, and are dense.
-"""
+"""The layers of a program: each makes its result, and gradients out of the result's, by kernels."""
 
 # ruff: noqa: D102 - what Layer says of its methods is not said again
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +12,16 @@ from torch.func import functional_call
 
 from . import _kernel
 from ._kernel import Geometry, Norm
-from .entries import Moving
+from .layer import (
+    Layer,
+    UnsuitedError,
+    Wanted,
+    dense,
+    examples_first,
+    examples_last,
+    of_dimension,
+    plain,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -24,75 +29,13 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from .entries import Sparse
+    from .layer import Weight
 
     Pair = tuple[int, int]
-    Weight = Tensor | tuple[Sparse, Tensor]
-    Gradients = dict[str, Tensor]
 
 
 NEXT = Geometry((1, 1), (0, 0))
 """Every pixel, and no padding."""
-
-
-class UnsuitedError(RuntimeError):
-    """A network, or what it is given, is none for the kernels."""
-
-
-def examples_last(x: Tensor) -> Tensor:
-    """The layout of a program's tensors."""
-    return x.movedim(0, -1).contiguous() if x.ndim > 1 else x
-
-
-def examples_first(x: Tensor) -> Tensor:
-    """The reverse, a view: how torch has it."""
-    return x.movedim(-1, 0) if x.ndim > 1 else x
-
-
-@dataclass
-class Wanted:
-    """What a backward pass is asked for, and the gradients of weights that it finds."""
-
-    inputs: bool
-    """Whether the layer's inputs need gradients."""
-    weights: frozenset[str]
-    found: Gradients = field(default_factory=dict)
-
-    def wants(self, name: str | None) -> bool:
-        """Whether the gradient of a weight is asked for."""
-        return name is not None and name in self.weights
-
-    def give(self, name: str | None, gradient: Tensor | None) -> None:
-        """The gradient of a weight, if it is wanted; several uses of one are added up."""
-        if name is not None and name in self.weights and gradient is not None:
-            old = self.found.get(name)
-            self.found[name] = gradient if old is None else _kernel.total(old, gradient)
-
-
-@dataclass(frozen=True)
-class Layer:
-    """One step of a program; the numbers are those of its values."""
-
-    inputs: tuple[int, ...]
-    output: int
-
-    @property
-    def weights(self) -> tuple[str, ...]:
-        """Names of the weights that it takes."""
-        return ()
-
-    def recordable(self, weights: Mapping[str, Weight]) -> bool:
-        """Whether passes are calls of kernels alone, which can be recorded."""
-        return False
-
-    def forward(self, weights: Mapping[str, Weight], *x: Any) -> tuple[Any, Any]:
-        """The result, and what the backward pass needs."""
-        raise AssertionError
-
-    def backward(
-        self, weights: Mapping[str, Weight], kept: Any, dy: Tensor, wanted: Wanted
-    ) -> tuple[Tensor | None, ...]:
-        """Gradients of the inputs; those of weights go to ``wanted``."""
-        raise AssertionError
 
 
 @dataclass(frozen=True)
@@ -108,10 +51,10 @@ class Convolution(Layer):
         return (self.weight,) if self.bias is None else (self.weight, self.bias)
 
     def recordable(self, weights: Mapping[str, Weight]) -> bool:
-        return _plain(weights, self.weights)
+        return plain(weights, self.weights)
 
     def forward(self, weights: Mapping[str, Weight], *x: Any) -> tuple[Tensor, Any]:
-        (image,) = _of_dimension(4, x)
+        (image,) = of_dimension(4, x)
         weight = weights[self.weight]
         shape = weight.shape if isinstance(weight, torch.Tensor) else weight[0].shape
         bias = None if self.bias is None else dense(weights, self.bias)
@@ -186,7 +129,7 @@ class Linear(Convolution):
     """A linear layer: a convolution of images of one pixel."""
 
     def forward(self, weights: Mapping[str, Weight], *x: Any) -> tuple[Tensor, Any]:
-        (features,) = _of_dimension(2, x)
+        (features,) = of_dimension(2, x)
         y, kept = super().forward(weights, _pixels(features))
         return y.flatten(1), kept
 
@@ -226,7 +169,7 @@ class Finish(Layer):
         return tuple(name for name in self.affine if name is not None)
 
     def recordable(self, weights: Mapping[str, Weight]) -> bool:
-        return _plain(weights, self.weights)
+        return plain(weights, self.weights)
 
     def _norm(self, weights: Mapping[str, Weight]) -> Norm | None:
         if self.module is None:
@@ -235,7 +178,7 @@ class Finish(Layer):
         return Norm(scale, shift, self.module.eps)
 
     def forward(self, weights: Mapping[str, Weight], *x: Any) -> tuple[Tensor, Any]:
-        values = _of_dimension(4, [_pixels(v) if _is_flat(v) else v for v in x])
+        values = of_dimension(4, [_pixels(v) if _is_flat(v) else v for v in x])
         image, residual = values[0], values[1] if len(values) > 1 else None
         if residual is not None and residual.shape != image.shape:
             raise UnsuitedError("a sum of tensors of different shapes")
@@ -283,7 +226,7 @@ class MaxPool(Layer):
     how: Geometry
 
     def forward(self, weights: Mapping[str, Weight], *x: Any) -> tuple[Tensor, Any]:
-        (image,) = _of_dimension(4, x)
+        (image,) = of_dimension(4, x)
         y, which = _kernel.pool(image, self.window, self.how)
         return y, (which, image.shape)
 
@@ -299,7 +242,7 @@ class Average(Layer):
     """The mean of each channel, as an image of one pixel."""
 
     def forward(self, weights: Mapping[str, Weight], *x: Any) -> tuple[Tensor, Any]:
-        (image,) = _of_dimension(4, x)
+        (image,) = of_dimension(4, x)
         return _kernel.average(image), (image.shape[1], image.shape[2])
 
     def recordable(self, weights: Mapping[str, Weight]) -> bool:
@@ -391,25 +334,3 @@ def _is_flat(value: Any) -> bool:
 def _expect(channels: int, wanted: int, name: str) -> None:
     if channels != wanted:
         raise UnsuitedError(f"{name!r} reads {wanted} channels, got {channels}")
-
-
-def _plain(weights: Mapping[str, Weight], names: tuple[str, ...]) -> bool:
-    """Whether these are what the kernels read as they are."""
-    return all(
-        w.is_contiguous() if isinstance(w, torch.Tensor) else isinstance(w[0], Moving)
-        for w in (weights[name] for name in names)
-    )
-
-
-def dense(weights: Mapping[str, Weight], name: str) -> Tensor:
-    """A weight that must be all there."""
-    weight = weights[name]
-    if not isinstance(weight, torch.Tensor):
-        raise UnsuitedError(f"only some of {name!r} are there, which no kernel here knows")
-    return weight.contiguous()
-
-
-def _of_dimension(ndim: int, values: Any) -> Any:
-    if any(not isinstance(v, torch.Tensor) or v.ndim != ndim for v in values):
-        raise UnsuitedError(f"expected tensors of {ndim} dimensions")
-    return values

@@ -18,7 +18,8 @@ from dessilbi.optim._native import KernelBuildError
 
 from ._kernel import enter, total
 from ._library import DTYPES, library
-from .layers import Convolution, Finish, UnsuitedError, Wanted, examples_first, examples_last
+from .layer import UnsuitedError, Wanted, examples_first, examples_last
+from .layers import Convolution, Finish
 from .reading import Reader, fused, refuse_hidden_code
 from .replay import Replays
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from .layers import Gradients, Weight
+    from .layer import Gradients, Weight
 
 _CLOSE = {torch.float32: 1e-3, torch.float64: 1e-9}
 """How far a program may be from its network, relative to its output."""

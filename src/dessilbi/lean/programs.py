@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .layers import UnsuitedError
+from .layer import UnsuitedError
 from .program import FEW, Program, mode_of
 
 if TYPE_CHECKING:

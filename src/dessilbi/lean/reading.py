@@ -14,16 +14,15 @@ from torch.nn import functional as F  # noqa: N812 - as everybody does
 from torch.nn.utils.parametrize import is_parametrized
 
 from ._kernel import Geometry
+from .layer import Layer, UnsuitedError
 from .layers import (
     Average,
     ByTorch,
     Convolution,
     Finish,
     Flatten,
-    Layer,
     Linear,
     MaxPool,
-    UnsuitedError,
 )
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from .layers import Gradients, Weight
+    from .layer import Gradients, Weight
     from .program import OnePass, Program
 
 _MOST = 2**28
