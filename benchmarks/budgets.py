@@ -2,7 +2,7 @@
 
     python benchmarks/budgets.py TASK [--data-dir DIR] [--seeds 3] [--first-seed 0] [--runs DIR]
                                  [--methods nested,gradual,half,sgd] [--judge-on validation]
-                                 [--picture FILE]
+                                 [--picture FILE] [--axes density,parameters,macs]
 
 TASK is one of the keys of TASKS. All methods share data, network, initialisation, schedule, epochs
 and batch size:
@@ -60,12 +60,27 @@ FASHION = with_held_out(lenet_300_100_fashion_nested_drops(), validation=10_000)
 FASHION_COSINE = with_held_out(lenet_300_100_fashion_nested(), validation=10_000)
 MNIST = with_held_out(lenet_5_mnist_nested(), validation=10_000)
 CIFAR = with_held_out(vgg_4_cifar10_nested(), validation=5_000, images=10_000)
+NEURONS = replace(
+    FASHION_COSINE,
+    optimizer=replace(
+        CIFAR.optimizer, lr=FASHION_COSINE.optimizer.lr, penalty="group_lasso", exclude=("fc3",)
+    ),
+    nested=CIFAR.nested,
+)
 TASKS: dict[str, tuple[Config, tuple[float, ...]]] = {
     "fashion": (FASHION, WEIGHTS),
     "fashion-cosine": (FASHION_COSINE, WEIGHTS),
     "mnist": (MNIST, WEIGHTS),
     "cifar": (CIFAR, FILTERS),
+    "neurons": (NEURONS, FILTERS),
 }
+NAMES = {
+    "nested": "nested training (dessilbi)",
+    "gradual": "gradual magnitude pruning",
+    "half": "prune at half time, fine-tune",
+    "sgd": "SGD, nothing pruned",
+}
+"""In a picture; other methods have their own."""
 PLAIN = OptimizerConfig(momentum=0.9, weight_decay=1e-4, nu=10.0, lambd=0.3)
 
 
@@ -101,6 +116,12 @@ def configs(task: str, method: str, seed: int) -> list[Config]:
     return [replace(sgd, prune=replace(prune, density=density)) for density in densities]
 
 
+def named_in_picture(run: str, task: str) -> str:
+    """What a reader calls the method of a run."""
+    method = run.removeprefix(f"{task}-")
+    return NAMES.get(method, method)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("task", choices=TASKS)
@@ -111,6 +132,7 @@ def main() -> None:
     parser.add_argument("--judge-on", choices=("test", "validation"), default="test")
     parser.add_argument("--runs", type=Path, default=Path("runs/budgets"))
     parser.add_argument("--picture", type=Path)
+    parser.add_argument("--axes", default="density,parameters,macs", help="of the picture")
     args = parser.parse_args()
     torch.set_num_threads(1)
     place = Place(runs=args.runs, data_dir=args.data_dir)
@@ -131,7 +153,8 @@ def main() -> None:
             print(f"  {density:7.2%}  {middle:6.2f}  ({low:.2f} to {high:.2f})")
     if args.picture:
         model, data = found[0][0].config().model.name, found[0][0].config().data.name
-        draw(drawn, args.picture, f"{model} on {data}")
+        named = [replace(curve, name=named_in_picture(curve.name, args.task)) for curve in drawn]
+        draw(named, args.picture, f"{model} on {data}", args.axes.split(","))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _MARKS = ("o", "s", "^", "D", "v", "P", "X")
 _AXES = (
-    ("density", "density (fraction of the weights)", 1.0),
+    ("density", "density, % of the weights", 1e-2),
     ("parameters", "parameters, thousands", 1e3),
     ("macs", "multiply-adds an image, millions", 1e6),
 )
@@ -27,7 +27,8 @@ def draw(curves: Sequence[Curve], file: Path, title: str, axes: Sequence[str] = 
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     chosen = [axis for axis in _AXES if not axes or axis[0] in axes]
-    figure = Figure(figsize=(1 + 4.6 * len(chosen), 4.4), layout="constrained")
+    alone = len(chosen) == 1  # a wide panel, the legend within it: curves rise to the right
+    figure = Figure(figsize=(8 if alone else 1 + 4.6 * len(chosen), 4.4), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(1, len(chosen), sharey=True, squeeze=False)[0]
     for panel, (attribute, label, unit) in zip(panels, chosen, strict=True):
@@ -54,8 +55,11 @@ def draw(curves: Sequence[Curve], file: Path, title: str, axes: Sequence[str] = 
     # A curve that falls to chance would press the others into a line; the first is shown whole.
     panels[0].set_ylim(max(worst, min(best - 12, first - 4)) - 0.5, best + 0.4)
     panels[0].set_ylabel(f"accuracy, % ({curves[0].judged_on} images)")
-    handles, names = panels[0].get_legend_handles_labels()
-    figure.legend(handles, names, frameon=False, loc="outside lower left", ncols=4, fontsize=9)
+    if alone:
+        panels[0].legend(frameon=False, loc="lower right", fontsize=9)
+    else:
+        handles, names = panels[0].get_legend_handles_labels()
+        figure.legend(handles, names, frameon=False, loc="outside lower left", ncols=4, fontsize=9)
     figure.suptitle(title, x=0.01, ha="left", fontsize=11)
     figure.savefig(file, dpi=150)
 
