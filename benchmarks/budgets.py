@@ -9,6 +9,7 @@ and batch size:
 
 - nested: DessiLBI with --nested, ONE run for the whole curve;
 - gradual: SGD with gradual magnitude pruning (cubic, epochs 1 to 8 of 12), a run for every point;
+- gradual-decayed: the same with five times the weight decay, its best on held-out images;
 - half: SGD, pruned by magnitude at half time and fine-tuned, a run for every point;
 - sgd: SGD, the dense network, for the point at 100 %;
 - plain, freeze, dense-classifier, own-classifier, init-scaled: ways to a sparser twin without
@@ -77,6 +78,7 @@ TASKS: dict[str, tuple[Config, tuple[float, ...]]] = {
 NAMES = {
     "nested": "nested training (dessilbi)",
     "gradual": "gradual magnitude pruning",
+    "gradual-decayed": "gradual pruning, weight decay 5e-4",
     "half": "prune at half time, fine-tune",
     "sgd": "SGD, nothing pruned",
 }
@@ -106,12 +108,14 @@ def configs(task: str, method: str, seed: int) -> list[Config]:
     """The runs of a method, its curve."""
     base, densities = TASKS[task]
     named = replace(base, name=f"{task}-{method}", seed=seed)
-    if method not in ("gradual", "half"):
+    if method not in ("gradual", "gradual-decayed", "half"):
         return [one_run(method, named)]
     prune = PruneConfig(penalty=base.optimizer.penalty, exclude=base.optimizer.exclude)
     if method == "half":
         prune = replace(prune, begin=0.5, end=0.5)
     optimizer = replace(SGD, lr=base.optimizer.lr)
+    if method == "gradual-decayed":
+        optimizer = replace(optimizer, weight_decay=5e-4)
     sgd = replace(named, optimizer=optimizer, nested=NestedConfig())
     return [replace(sgd, prune=replace(prune, density=density)) for density in densities]
 

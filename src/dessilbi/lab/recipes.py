@@ -77,7 +77,7 @@ def lenet_300_100_fashion_nested() -> Config:
         name="lenet-300-100-fashion-nested",
         data=DataConfig(name="fashion-mnist", normalize=True),
         model=ModelConfig(name="lenet-300-100"),
-        optimizer=replace(_MOM_WD, nu=100.0, lambd=0.03),
+        optimizer=replace(_MOM_WD, nu=100.0, lambd=0.3),
         schedule=ScheduleConfig(kind="cosine"),
         nested=NestedConfig(on=True, highest=0.3, full=0.3),
         epochs=12,
