@@ -104,7 +104,7 @@ def lenet_5_mnist_nested() -> Config:
         model=ModelConfig(name="lenet-5", init="default"),
         optimizer=replace(fashion.optimizer, penalty="lasso"),
         schedule=ScheduleConfig(kind="cosine", warmup=0.5),
-        nested=NestedConfig(on=True, highest=0.3),
+        nested=NestedConfig(on=True, highest=0.3, full=0.3, tilt=1.5),
         epochs=6,
     )
 
