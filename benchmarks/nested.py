@@ -1,7 +1,7 @@
 """What nested training costs: CPU time of a nested step against a plain one.
 
     python benchmarks/nested.py [--rounds 7] [--networks lenet-300-100,lenet-5,vgg-4,resnet-20]
-                                [--batch 128] [--full 0.05]
+                                [--batch 128] [--full 0.05] [--tilt 1]
 
 Nested by weight (LeNets) or by filter that is masked, and by width: two and more networks a step. A
 block is a whole short training, with all of its stages and with what happens once: the network is
@@ -40,7 +40,7 @@ NETWORKS = {
 KINDS = ("plain", "nested", "widths")
 
 
-def blocks(network: str, kind: str, images: int, full: float = 0.05) -> Callable[[], float]:
+def blocks(network: str, kind: str, images: int, full: float, tilt: float) -> Callable[[], float]:
     """A function that trains a block of steps and returns the CPU seconds of one of them."""
     channels, side, steps, classifier = NETWORKS[network]
     torch.manual_seed(0)
@@ -48,7 +48,7 @@ def blocks(network: str, kind: str, images: int, full: float = 0.05) -> Callable
     by_weight = kind == "nested" and network.startswith("lenet")  # as the recipes
     penalty = "lasso" if by_weight else "group_lasso"
     groups = split_parameters(model, {"*": {"penalty": penalty}}, exclude=(classifier,))
-    opt = DessiLBI(groups, lr=0.01, nu=100, lambd=0.03, momentum=0.9, fused=True)
+    opt = DessiLBI(groups, lr=0.01, nu=100, lambd=0.3, momentum=0.9, fused=True)
     x = torch.randn(images, channels, side, side).contiguous(memory_format=torch.channels_last)
     loss = partial(cross_entropy, target=torch.randint(10, (images,)))
 
@@ -56,7 +56,7 @@ def blocks(network: str, kind: str, images: int, full: float = 0.05) -> Callable
         now: NestedTraining | NestedWidths | None = None
         if kind == "nested":
             highest = 0.3 if by_weight else 1.0
-            now = NestedTraining(model, opt, steps, highest=highest, full=full)
+            now = NestedTraining(model, opt, steps, highest=highest, full=full, tilt=tilt)
         elif kind == "widths":
             now = NestedWidths(model, opt, steps, x)
         start = time.process_time()
@@ -81,6 +81,7 @@ def main() -> None:
     parser.add_argument("--networks", default=",".join(NETWORKS))
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--full", type=float, default=0.05, help="of nested, not of widths")
+    parser.add_argument("--tilt", type=float, default=1.0, help="of nested, not of widths")
     args = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()  # as training does
@@ -90,7 +91,7 @@ def main() -> None:
     )
     print(f"{'':16}{'':8}{'ms':>8}{'of plain':>10}{'quartiles':>16}")
     for network in args.networks.split(","):
-        runs = [blocks(network, kind, args.batch, args.full) for kind in KINDS]
+        runs = [blocks(network, kind, args.batch, args.full, args.tilt) for kind in KINDS]
         for run in runs:
             run()
         times = []
