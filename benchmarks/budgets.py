@@ -63,7 +63,7 @@ MNIST = with_held_out(lenet_5_mnist_nested(), validation=10_000)
 CIFAR = with_held_out(vgg_4_cifar10_nested(), validation=5_000, images=10_000)
 NEURONS = replace(
     FASHION_COSINE,
-    optimizer=replace(CIFAR.optimizer, lr=0.1, nu=100.0, penalty="group_lasso", exclude=("fc3",)),
+    optimizer=replace(CIFAR.optimizer, lr=0.1, nu=300.0, penalty="group_lasso", exclude=("fc3",)),
     nested=CIFAR.nested,
 )
 TASKS: dict[str, tuple[Config, tuple[float, ...]]] = {

@@ -59,7 +59,11 @@ def draw(curves: Sequence[Curve], file: Path, title: str, axes: Sequence[str] = 
         panels[0].legend(frameon=False, loc="lower right", fontsize=9)
     else:
         handles, names = panels[0].get_legend_handles_labels()
-        figure.legend(handles, names, frameon=False, loc="outside lower left", ncols=4, fontsize=9)
+        room = 13 * figure.get_figwidth()  # letters of this size, of which a mark takes eight
+        columns = max(1, int(room / (8 + max(map(len, names)))))
+        figure.legend(
+            handles, names, frameon=False, loc="outside lower left", ncols=columns, fontsize=9
+        )
     figure.suptitle(title, x=0.01, ha="left", fontsize=11)
     figure.savefig(file, dpi=150)
 
