@@ -226,3 +226,24 @@ def test_reading_a_network_leaves_nothing_in_it(forward: Callable[[Any, Tensor],
     before = set(vars(net))
     Programs(net, 1).get((torch.randn(16, 3, 8, 8),), 0)
     assert set(vars(net)) == before
+
+
+def at_the_kink(batch: int) -> tuple[nn.Sequential, Tensor]:
+    """A network whose ReLUs see, for each example, sums that are zero but for their rounding."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(300, batch), nn.ReLU(), nn.Linear(batch, 4))
+    x = torch.randn(batch, 300)
+    with torch.no_grad():  # of unit k the sum of example k
+        first = net[0]
+        assert isinstance(first, nn.Linear)
+        exact = (first.weight.double() * x.double()).sum(1)
+        first.bias.copy_(-exact)
+    return net, x
+
+
+def test_a_relu_that_falls_to_the_other_side_does_not_refuse_a_program() -> None:
+    net, x = at_the_kink(16)
+    program = Program(net)
+    assert program._compare(x) == (True, False), "or nothing is tested here"
+    assert program.agrees(x)
+    assert Programs(net).get((x,), 0) is not None
