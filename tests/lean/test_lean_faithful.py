@@ -247,3 +247,9 @@ def test_a_relu_that_falls_to_the_other_side_does_not_refuse_a_program() -> None
     assert program._compare(x) == (True, False), "or nothing is tested here"
     assert program.agrees(x)
     assert Programs(net).get((x,), 0) is not None
+
+
+def test_a_network_of_other_gradients_is_refused_all_the_same() -> None:
+    net, x = body(without_gradient), torch.randn(16, 3, 8, 8)
+    assert Program(net)._compare(x) == (True, False)
+    assert Programs(net).get((x,), 0) is None
