@@ -6,7 +6,7 @@ Fashion-MNIST, LeNet-300-100 on flat tensors, 50,000 images to train on, 10,000 
 to judge by, 12 epochs, batch 128, lr 0.1, momentum 0.9, weight decay 1e-4. Without options it is
 the first prototype: from the end of epoch 1 a budget is drawn log-uniformly at every step, the
 whole network in a quarter of the steps, and the ranking is fixed after three quarters. What helped
-became `dessilbi.NestedTraining`; docs/one-run-every-budget.md has the figures. It is an experiment,
+became `dessilbi.NestedTraining`; docs/one-run-tried.md has the figures. It is an experiment,
 not the implementation: everything sits in one loop, and the variants exclude or ignore one another.
 """
 
