@@ -213,6 +213,16 @@ def test_options_that_are_not_given_are_the_best_of_each_way() -> None:
         assert (made.lowest, made.full) == (0.2, 0.3)
 
 
+def test_thrift_knows_what_weights_cost() -> None:
+    by_weight = replace(CONV, optimizer=replace(CONV.optimizer, penalty="lasso"))
+    made = companions(replace(by_weight, nested=replace(NESTED.nested, thrift=0.5))).nested
+    assert made is not None
+    assert made._prices == {"conv1.weight": 8.0, "conv2.weight": 8.0, "fc.weight": 1.0}
+    made = companions(by_weight).nested
+    assert made is not None
+    assert made._prices == {}
+
+
 def test_the_short_option(tmp_path: Path) -> None:
     quick = ["--model.name", "lenet-300-100", "--epochs", "1", "--batch-size", "512"]
     main(["train", "digits", "--nested", *quick, "--runs", str(tmp_path)])

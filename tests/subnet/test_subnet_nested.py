@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 from compilers import needs_compiler
 from dessilbi import DessiLBI, PathRecorder, SolutionPath, split_parameters
 from dessilbi.optim._reference import Reference
+from dessilbi.path import count_macs_per_weight
 from dessilbi.subnet import NestedTraining
 from dessilbi.subnet.levels import FULL
 
@@ -457,3 +458,52 @@ def test_closed_it_leaves_the_optimizer_alone() -> None:
     opt.step()
     assert net.out.weight.detach().ne(0).all()
     assert opt.state[net.out.weight]["momentum_buffer"].ne(0).any()
+
+
+# ---------------------------------------------------------------------- multiply-adds
+
+
+def by_element(**options: Any) -> tuple[Net, DessiLBI, NestedTraining]:
+    torch.manual_seed(0)
+    net = Net().double()
+    opt = DessiLBI(split_parameters(net, {"*": {"penalty": "lasso"}}), **OPTIONS)
+    return net, opt, NestedTraining(net, opt, 10, lowest=0.02, **EARLY, **options)
+
+
+@pytest.mark.parametrize("thrift", [0.0, 0.25, 1.0])
+def test_thrift_compares_weights_by_what_they_cost(thrift: float) -> None:
+    macs = count_macs_per_weight(Net().double(), batch(0)[0])
+    assert macs == {"conv.weight": 16, "hidden.weight": 1, "out.weight": 1}
+    net, opt, nested = by_element(macs=macs, thrift=thrift)
+    before = weights(net)
+    train(net, opt, nested, 0, 1)
+    worth = torch.cat([(before[n].abs() / macs[n] ** thrift).flatten() for n in macs])
+    for density in (0.1, 0.3, 0.6):
+        mask = nested.mask(density)
+        kept = torch.cat([mask[n].flatten() for n in macs])
+        # Scores that differ by less than 0.4 % share a bin; and each layer keeps its best weight.
+        assert worth[kept].sort().values[2] >= worth[~kept].max() * 0.99
+        assert float(kept.double().mean()) == pytest.approx(density, rel=0.06)
+
+
+def test_thrift_saves_multiply_adds() -> None:
+    macs = count_macs_per_weight(Net().double(), batch(0)[0])
+    spent = []
+    for thrift in (0.0, 0.25):
+        net, opt, nested = by_element(macs=macs, thrift=thrift)
+        train(net, opt, nested, 0, 10)
+        mask = nested.mask(0.2)
+        spent.append(sum(macs[n] * int(mask[n].sum()) for n in macs))
+    assert spent[1] < 0.9 * spent[0]
+
+
+def test_thrift_needs_costs_and_layers_that_are_compared() -> None:
+    with pytest.raises(ValueError, match="thrift must be >= 0, got -1"):
+        by_element(thrift=-1)
+    with pytest.raises(ValueError, match="thrift needs macs"):
+        by_element(thrift=0.5)
+    with pytest.raises(ValueError, match="every layer keeps the same fraction"):
+        by_element(thrift=0.5, macs={}, uniform=True)
+    net, opt = make()
+    with pytest.raises(ValueError, match="every layer keeps the same fraction"):
+        NestedTraining(net, opt, 10, thrift=0.5, macs={})

@@ -11,6 +11,7 @@ from dessilbi.compaction import NestedWidths
 from dessilbi.lab.config import BY_WEIGHT, BY_WIDTH, ConfigError, OptimizerConfig
 from dessilbi.lab.optimizers import twin_groups
 from dessilbi.optim import DessiLBI
+from dessilbi.path import count_macs_per_weight
 from dessilbi.subnet import FrozenSupport, GradualPruning, NestedTraining
 
 if TYPE_CHECKING:
@@ -68,6 +69,8 @@ class Companions:
             if options[unset] is None:
                 del options[unset]
         if not widths:
+            if options["thrift"] > 0:
+                options["macs"] = count_macs_per_weight(self._model, example_input)
             return NestedTraining(self._model, twins, steps, seed=self._config.seed, **options)
         try:
             return NestedWidths(

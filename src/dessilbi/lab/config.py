@@ -173,6 +173,9 @@ class NestedConfig:
     networks: int | None = None
     """Without widths: how many budgets a step trains beside the whole network; by default 3, and 2
     if there are filters."""
+    thrift: float = 0.0
+    """Without widths: layers are compared by size / multiply-adds ** thrift of their weights; 0.25
+    serves budgets of multiply-adds."""
     small: float = 0.8
     """With widths: fraction of steps that train a small network beside the large one."""
     beside: float = 0.4
@@ -186,7 +189,7 @@ class NestedConfig:
     """With widths: how much the smaller network of a step learns from the larger one."""
 
 
-BY_WEIGHT = ("highest", "tilt", "uniform", "networks")
+BY_WEIGHT = ("highest", "tilt", "uniform", "networks", "thrift")
 BY_WIDTH = ("widths", "small", "beside", "parted", "ladder", "teach")
 """Options of nested training that only one of its ways has."""
 

@@ -15,7 +15,7 @@ from .nesting import Nesting
 from .passes import Run, SubnetPasses
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from torch import Tensor, nn
 
@@ -75,6 +75,12 @@ class NestedTraining(Nesting):
         uniform: whether every layer keeps the same fraction of its groups; by default if there are
             filters. Otherwise groups of all layers are compared by the root mean square of their
             weights.
+        macs: by weight tensor, the multiply-adds of one of its weights, as
+            ``dessilbi.path.count_macs_per_weight(model, example_input)`` counts them; for
+            ``thrift``.
+        thrift: weights of all layers are compared by size / multiply-adds ** thrift. At 0 budgets
+            of weights are served best; at 0.25, budgets of multiply-adds: a convolution's weights
+            are used at every pixel. Not where every layer keeps the same fraction.
         seed: where the sequence of budgets begins. A budget depends on it and the number of the
             step only: processes of a distributed run agree, and a resumed run goes on as if it had
             not stopped.
@@ -104,6 +110,8 @@ class NestedTraining(Nesting):
         refresh: int = 100,
         floor: int = 1,
         uniform: bool | None = None,
+        macs: Mapping[str, float] | None = None,
+        thrift: float = 0.0,
         seed: int = 0,
     ) -> None:
         super().__init__(
@@ -115,6 +123,18 @@ class NestedTraining(Nesting):
             raise ValueError(f"networks must be >= 1, got {networks!r}")
         filters = any(layer.group_dim is not None for layer in self._layers)
         self.networks = networks or (2 if filters else 3)
+        self.thrift = thrift
+        if not thrift >= 0:
+            raise ValueError(f"thrift must be >= 0, got {thrift!r}")
+        if thrift > 0:
+            if macs is None:
+                raise ValueError("thrift needs macs: count_macs_per_weight(model, example_input)")
+            if filters if uniform is None else uniform:
+                raise ValueError(
+                    f"thrift compares layers, got {thrift!r} where every layer keeps the same "
+                    "fraction; leave it out, or give uniform=False"
+                )
+            self._prices = {name: count**thrift for name, count in macs.items()}
         self._steps = _spread(self.networks + 1)
         """By network of a step, the whole one last, how far apart its places in two steps are."""
         self._model = model

@@ -62,6 +62,8 @@ class Nesting:
         self._opt = opt
         self._params = twins_by_name(model, opt)
         self._layers = layers_of(opt, self._params)
+        self._prices: dict[str, float] = {}
+        """By layer, what the size of its weights is divided by before layers are compared."""
         self._levels: list[Tensor] | None = None
         """By layer, one number a group."""
         self._step = 0
@@ -85,7 +87,7 @@ class Nesting:
             self._ranked(self._ranking())
 
     def _ranking(self) -> list[Tensor]:
-        found = scores(self._params, self._layers, self.uniform)
+        found = scores(self._params, self._layers, self.uniform, self._prices)
         return rank(found, self._layers, self.lowest, self.floor)
 
     def _ranked(self, levels: list[Tensor]) -> None:

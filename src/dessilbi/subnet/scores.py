@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,7 +18,10 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def scores(
-    weights: Mapping[str, Tensor], layers: Sequence[Layer], uniform: bool | None = None
+    weights: Mapping[str, Tensor],
+    layers: Sequence[Layer],
+    uniform: bool | None = None,
+    prices: Mapping[str, float] = MappingProxyType({}),
 ) -> list[Tensor]:
     """By layer, a number >= 0 for each group; larger is kept longer.
 
@@ -28,10 +32,13 @@ def scores(
             of its groups; ``False`` compares all by the root mean square of their weights; ``None``
             is ``True`` if there are filters. A BatchNorm behind a filter undoes its norm, which
             then says little about other layers, and one narrow layer chokes the whole network.
+        prices: by the layer's name, what its scores are divided by; 1 if it is not named.
     """
     if uniform is None:
         uniform = any(layer.exact for layer in layers)
-    found = [_magnitudes(weights[layer.name], layer) for layer in layers]
+    found = [
+        _magnitudes(weights[layer.name], layer) / prices.get(layer.name, 1.0) for layer in layers
+    ]
     return [places(one) for one in found] if uniform else found
 
 
