@@ -331,6 +331,18 @@ def test_runs_of_one_name_are_a_curve(tmp_path: Path) -> None:
     assert curve.points[0][0].density < curve.points[1][0].density
 
 
+def test_runs_of_one_name_that_differ_are_curves_of_their_own(tmp_path: Path) -> None:
+    short = replace(NESTED, name="one-name", epochs=1)
+    plain = replace(short, nested=replace(short.nested, on=False))
+    runs = [uninterrupted(config, tmp_path) for config in (short, plain)]
+    found = [(run, *frontier(run, Place(), (0.3, 1.0))) for run in runs]
+    first, second = curves(found)
+    assert (first.name, second.name) == tuple(run.path.name for run in runs)
+    assert first.points == tuple((p,) for p in found[0][1])
+    assert second.points == tuple((p,) for p in found[1][1])
+    assert [curve.name for curve in curves(found[:1])] == ["one-name"]
+
+
 def test_the_command_prints_and_draws(
     nested: RunDir, pruned: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from statistics import mean
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from dessilbi.lab.config import Config
     from dessilbi.lab.rundir import RunDir
     from dessilbi.lab.train import Place
 
@@ -129,12 +131,19 @@ def frontier(
 
 
 def curves(found: Iterable[tuple[RunDir, list[Point], str]]) -> list[Curve]:
-    """Runs by name: those that differ in seed or in the density they were pruned to are a curve."""
-    by_name: dict[str, list[tuple[RunDir, list[Point], str]]] = {}
+    """Runs that differ in nothing but the seed, or the density they were pruned to, are a curve.
+
+    A curve has the name of its runs, or that of its first run's directory if others have it, too.
+    """
+    by_method: dict[str, list[tuple[RunDir, list[Point], str]]] = {}
     for one in found:
-        by_name.setdefault(one[0].config().name, []).append(one)
+        by_method.setdefault(_method(one[0].config()), []).append(one)
+    names = Counter(alike[0][0].config().name for alike in by_method.values())
     result = []
-    for name, alike in by_name.items():
+    for alike in by_method.values():
+        name = alike[0][0].config().name
+        if names[name] > 1:
+            name = alike[0][0].path.name
         seeds = sorted({run.config().seed for run, _, _ in alike})
         by_size: dict[float, list[Point]] = {}
         for run, points, _ in alike:
@@ -160,6 +169,16 @@ def curves(found: Iterable[tuple[RunDir, list[Point], str]]) -> list[Curve]:
             )
         )
     return result
+
+
+def _method(config: Config) -> str:
+    """What seeds, and runs for several densities, have in common."""
+    config = replace(config, seed=0)
+    if config.prune.density is not None:
+        config = replace(config, prune=replace(config.prune, density=0.0))
+    if config.start is not None:  # subnetworks of several seeds have parents of several seeds
+        config = replace(config, start=replace(config.start, parent="", digest=""))
+    return config.hash
 
 
 def _known(run: RunDir, epoch: int, judged_on: str) -> list[Point]:

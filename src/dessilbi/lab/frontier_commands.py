@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class FrontierCommand:
     """Accuracy against density, parameters and multiply-adds, for every budget of a run.
 
-    Other runs are shown beside it. Runs of the same name become one curve: those that differ in
-    their seed are averaged, those that were pruned to different densities are its points.
+    Other runs are shown beside it. Runs that differ in nothing else become one curve: those of
+    several seeds are averaged, those that were pruned to different densities are its points.
     """
 
     runs: tyro.conf.Positional[tuple[Path, ...]]
