@@ -53,7 +53,9 @@ def draw(curves: Sequence[Curve], file: Path, title: str, axes: Sequence[str] = 
         for some in (curves, curves[:1])
     )
     # A curve that falls to chance would press the others into a line; the first is shown whole.
-    panels[0].set_ylim(max(worst, min(best - 12, first - 4)) - 0.5, best + 0.4)
+    bottom = max(worst, min(best - 12, first - 4))
+    margin = max(0.4, 0.04 * (best - bottom))  # so that no mark is cut
+    panels[0].set_ylim(bottom - margin, best + margin)
     panels[0].set_ylabel(f"accuracy, % ({curves[0].judged_on} images)")
     if alone:
         panels[0].legend(frameon=False, loc="lower right", fontsize=9)
