@@ -34,14 +34,14 @@ class NestedWidths(Nesting):
     parameters and what reads it along. So a subnetwork is a smaller dense network and is computed
     as one, which is cheap enough for two of them in a step: a large one (the whole network in a
     fraction ``full`` of the steps) and a small one, which also learns from the large one's output.
-    A step takes fewer multiply-adds than a plain one; what it takes of time depends on how well
-    the machine computes layers of odd widths.
+    A step takes up to 1.4 times the multiply-adds of a plain one and, on a CPU with a C++ compiler,
+    about its time.
 
     The whole network is trained first; then the smallest width falls, as in gradual pruning, and
     stays at ``lowest``. Then the widths of a ladder leave, the narrowest first: from there on they
-    have weights of their own and are trained beside the whole network in every step. Sharing has
-    brought them on their way, and would hold them and wider ones back. In the end a budget is
-    served by the widest of them that fits.
+    have weights of their own and are trained beside the whole network, in every step or, where they
+    would cost too much, in turn. Sharing has brought them on their way, and would hold them and
+    wider ones back. In the end a budget is served by the widest of them that fits.
 
     Channels are ranked by the size of their filters, every layer for itself; layers whose outputs
     are added are ranked together. Weights outside the largest network of a step do not move, while
