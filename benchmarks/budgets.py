@@ -2,7 +2,7 @@
 
     python benchmarks/budgets.py TASK [--data-dir DIR] [--seeds 3] [--first-seed 0] [--runs DIR]
                                  [--methods nested,gradual,half,sgd] [--judge-on validation]
-                                 [--picture FILE] [--axes density,parameters,macs]
+                                 [--picture FILE] [--axes density parameters macs]
 
 TASK is one of the keys of TASKS. All methods share data, network, initialisation, schedule, epochs
 and batch size:
@@ -134,7 +134,8 @@ def main() -> None:
     parser.add_argument("--judge-on", choices=("test", "validation"), default="test")
     parser.add_argument("--runs", type=Path, default=Path("runs/budgets"))
     parser.add_argument("--picture", type=Path)
-    parser.add_argument("--axes", default="density,parameters,macs", help="of the picture")
+    axes = ("density", "parameters", "macs")
+    parser.add_argument("--axes", nargs="+", choices=axes, default=axes, help="of the picture")
     args = parser.parse_args()
     torch.set_num_threads(1)
     place = Place(runs=args.runs, data_dir=args.data_dir)
@@ -156,7 +157,7 @@ def main() -> None:
     if args.picture:
         model, data = found[0][0].config().model.name, found[0][0].config().data.name
         named = [replace(curve, name=named_in_picture(curve.name, args.task)) for curve in drawn]
-        draw(named, args.picture, f"{model} on {data}", args.axes.split(","))
+        draw(named, args.picture, f"{model} on {data}", args.axes)
 
 
 if __name__ == "__main__":
