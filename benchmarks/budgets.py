@@ -29,23 +29,17 @@ from pathlib import Path
 
 import torch
 
-from dessilbi.lab.config import (
-    Config,
-    FreezeConfig,
-    NestedConfig,
-    OptimizerConfig,
-    PruneConfig,
-)
-from dessilbi.lab.frontier import curves, frontier
-from dessilbi.lab.frontier_picture import draw
-from dessilbi.lab.optimizers import COMPETITORS
-from dessilbi.lab.recipes import (
+from dessilbi.lab.analysis.frontier import curves, frontier
+from dessilbi.lab.analysis.frontier_picture import draw
+from dessilbi.lab.run.config import Config, FreezeConfig, NestedConfig, OptimizerConfig, PruneConfig
+from dessilbi.lab.run.recipes import (
     lenet_5_mnist_nested,
     lenet_300_100_fashion_nested,
     lenet_300_100_fashion_nested_drops,
     vgg_4_cifar10_nested,
 )
-from dessilbi.lab.train import Place, train
+from dessilbi.lab.training.loop import Place, train
+from dessilbi.paper.optimizers import COMPETITORS
 
 SGD = COMPETITORS["sgd-mom-wd"]
 WEIGHTS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2)

@@ -27,14 +27,14 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from dessilbi import DessiLBI, split_parameters
-from dessilbi.lab.config import Config, DataConfig, ModelConfig, OptimizerConfig
 from dessilbi.lab.data import TensorSplit
-from dessilbi.lab.distributed import Team
 from dessilbi.lab.models import make_model
-from dessilbi.lab.optimizers import make_optimizer
-from dessilbi.lab.progress import TerminalDisplay
-from dessilbi.lab.rundir import RunDir
-from dessilbi.lab.train import Place, Trainer
+from dessilbi.lab.run.config import Config, DataConfig, ModelConfig, OptimizerConfig
+from dessilbi.lab.run.directory import RunDir
+from dessilbi.lab.training.distributed import Team
+from dessilbi.lab.training.loop import Place, Trainer
+from dessilbi.lab.training.terminal import TerminalDisplay
+from dessilbi.paper.optimizers import make_optimizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

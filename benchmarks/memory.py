@@ -19,8 +19,8 @@ import time
 import torch
 from torch.nn.functional import cross_entropy
 
+from dessilbi.cli.memory import keep_freed_memory
 from dessilbi.lab.data.splits import Pixels
-from dessilbi.lab.memory import keep_freed_memory
 from dessilbi.lab.models import make_model
 
 NETWORKS = {

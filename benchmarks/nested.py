@@ -24,7 +24,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from dessilbi import DessiLBI, NestedTraining, NestedWidths, split_parameters
-from dessilbi.lab.memory import keep_freed_memory
+from dessilbi.cli.memory import keep_freed_memory
 from dessilbi.lab.models import make_model
 
 if TYPE_CHECKING:

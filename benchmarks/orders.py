@@ -21,19 +21,19 @@ import torch
 from torch import nn
 
 from dessilbi import project
-from dessilbi.lab.config import Config, DataConfig, ModelConfig, OptimizerConfig, ScheduleConfig
+from dessilbi.lab.analysis.subnetworks import open_path
 from dessilbi.lab.data import load_dataset
-from dessilbi.lab.evaluate import evaluate, evaluate_recalibrated
 from dessilbi.lab.models import make_model
-from dessilbi.lab.rundir import LAST
-from dessilbi.lab.snapshot import load_model
-from dessilbi.lab.subnets import open_path
-from dessilbi.lab.train import Place, train
+from dessilbi.lab.run.checkpoint import load_model
+from dessilbi.lab.run.config import Config, DataConfig, ModelConfig, OptimizerConfig, ScheduleConfig
+from dessilbi.lab.run.directory import LAST
+from dessilbi.lab.training.evaluate import evaluate, evaluate_recalibrated
+from dessilbi.lab.training.loop import Place, train
 from dessilbi.path import ORDERS
 from dessilbi.path.orders import Scale
 
 if TYPE_CHECKING:
-    from dessilbi.lab.rundir import RunDir
+    from dessilbi.lab.run.directory import RunDir
 
 DENSITIES = {
     "lenet-300-100": (0.005, 0.01, 0.02, 0.03, 0.05, 0.1),

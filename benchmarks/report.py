@@ -23,10 +23,10 @@ import numpy as np
 import torch
 
 from dessilbi import DessiLBI, split_parameters
-from dessilbi.lab.config import Config, DataConfig, ModelConfig
 from dessilbi.lab.models import make_model
-from dessilbi.lab.rundir import LAST, PATH, RunDir
-from dessilbi.lab.snapshot import Position, take
+from dessilbi.lab.run.checkpoint import Position, take
+from dessilbi.lab.run.config import Config, DataConfig, ModelConfig
+from dessilbi.lab.run.directory import LAST, PATH, RunDir
 from dessilbi.path import PathRecorder
 from dessilbi.report import write_report
 

@@ -25,7 +25,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from dessilbi import Mask, project
-from dessilbi.lab.config import (
+from dessilbi.lab.analysis.subnetworks import open_path, started
+from dessilbi.lab.data import load_dataset
+from dessilbi.lab.models import make_model
+from dessilbi.lab.run.checkpoint import load_model
+from dessilbi.lab.run.config import (
     Config,
     DataConfig,
     ModelConfig,
@@ -33,19 +37,15 @@ from dessilbi.lab.config import (
     ScheduleConfig,
     StartConfig,
 )
-from dessilbi.lab.data import load_dataset
-from dessilbi.lab.evaluate import evaluate
-from dessilbi.lab.models import make_model
-from dessilbi.lab.optimizers import COMPETITORS
-from dessilbi.lab.rundir import LAST
-from dessilbi.lab.snapshot import load_model
-from dessilbi.lab.subnets import open_path, started
-from dessilbi.lab.train import Place, train
+from dessilbi.lab.run.directory import LAST
+from dessilbi.lab.training.evaluate import evaluate
+from dessilbi.lab.training.loop import Place, train
+from dessilbi.paper.optimizers import COMPETITORS
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from dessilbi.lab.rundir import RunDir
+    from dessilbi.lab.run.directory import RunDir
 
 TICKET_EPOCH, ONE_SHOT = 2, 0.03
 SGD = COMPETITORS["sgd-mom-wd"]

@@ -202,7 +202,7 @@ def test_a_closed_pipe_is_no_fault(dessilbi: Shell, monkeypatch: pytest.MonkeyPa
     def closed(_: list[str]) -> None:
         raise BrokenPipeError(32, "Broken pipe")
 
-    monkeypatch.setattr("dessilbi.lab.subnet_commands.path", closed)
+    monkeypatch.setattr("dessilbi.cli.subnet.path", closed)
     assert dessilbi("path", "run") == Said(1, "", "")
 
 

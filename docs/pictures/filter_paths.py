@@ -20,8 +20,8 @@ from torch.nn.functional import cross_entropy
 
 from dessilbi import DessiLBI, split_parameters
 from dessilbi.lab.data import batches, load_dataset
-from dessilbi.lab.evaluate import evaluate, evaluate_sparse
 from dessilbi.lab.models import make_model
+from dessilbi.lab.training.evaluate import evaluate, evaluate_sparse
 
 EPOCHS, LAYER = 16, "conv2.weight"
 IN, OUT = "#2563c9", "#d1495b"

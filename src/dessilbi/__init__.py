@@ -9,18 +9,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dessilbi.compaction import NestedWidths, compact
+    from dessilbi.compaction import compact
+    from dessilbi.nested import NestedTraining, NestedWidths
     from dessilbi.optim import DessiLBI, split_parameters
     from dessilbi.path import Mask, PathRecorder, SolutionPath
-    from dessilbi.subnet import NestedTraining, project, recalibrate_batchnorm
+    from dessilbi.subnet import project, recalibrate_batchnorm
 
     __version__: str
 
 _HOME = {
     "DessiLBI": "dessilbi.optim",
     "Mask": "dessilbi.path",
-    "NestedTraining": "dessilbi.subnet",
-    "NestedWidths": "dessilbi.compaction",
+    "NestedTraining": "dessilbi.nested",
+    "NestedWidths": "dessilbi.nested",
     "PathRecorder": "dessilbi.path",
     "SolutionPath": "dessilbi.path",
     "compact": "dessilbi.compaction",

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from dessilbi import Mask, project
 from dessilbi.compaction import Compact, CompactError, compact
-from dessilbi.compaction.check import difference, drawn_examples
+from dessilbi.graph.compare import difference, drawn_examples
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -318,12 +318,12 @@ def test_bad_arguments() -> None:
 def test_a_difference_is_an_error_and_the_model_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     net = two_convs(1).train()
     before, mask = deepcopy(net.state_dict()), rows_off(net, a__weight=[1, 2])
-    monkeypatch.setattr("dessilbi.compaction.weighted.SMALLEST_CARRIER", 2.0)  # none will do
+    monkeypatch.setattr("dessilbi.graph.matrix_layers.SMALLEST_CARRIER", 2.0)  # none will do
 
     def wrong(self: object, kept: object) -> int:
         return 0
 
-    monkeypatch.setattr("dessilbi.compaction.weighted.Weighted._carrier", wrong)
+    monkeypatch.setattr("dessilbi.graph.matrix_layers.Weighted._carrier", wrong)
     with pytest.raises(CompactError, match=r"compact model is not the masked model.*as it was"):
         quick(net, mask)
     assert all(torch.equal(t, before[name]) for name, t in net.state_dict().items())

@@ -8,7 +8,7 @@ import pytest
 from lab_runs import FILTERS, SMALL, STOPPED, uninterrupted
 
 if TYPE_CHECKING:
-    from dessilbi.lab.rundir import RunDir
+    from dessilbi.lab.run.directory import RunDir
 
 
 @pytest.fixture(scope="module")

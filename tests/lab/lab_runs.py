@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from dessilbi.lab.config import Config, ModelConfig, OptimizerConfig, ScheduleConfig, StopConfig
-from dessilbi.lab.train import Place, Silent, train
+from dessilbi.lab.run.config import Config, ModelConfig, OptimizerConfig, ScheduleConfig, StopConfig
+from dessilbi.lab.training.loop import Place, Silent, train
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from dessilbi.lab.rundir import RunDir
-    from dessilbi.lab.snapshot import Position
+    from dessilbi.lab.run.checkpoint import Position
+    from dessilbi.lab.run.directory import RunDir
 
 PATIENCE = 60.0
 """Seconds after which a process that gives no sign of life is a failure."""
@@ -170,7 +170,9 @@ def live(life: Life) -> int:
     """Run a life in a process of its own; returns its exit code, -9 for one that was killed."""
     # Forked from a process that has imported everything once: a life costs no start of Python.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["dessilbi.lab.train", "sklearn.datasets", "torch._dynamo"])
+    context.set_forkserver_preload(
+        ["dessilbi.lab.training.loop", "sklearn.datasets", "torch._dynamo"]
+    )
     process = context.Process(target=life)
     process.start()
     process.join(PATIENCE)

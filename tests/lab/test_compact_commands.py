@@ -15,17 +15,17 @@ from lab_runs import SMALL, uninterrupted
 from dessilbi import project
 from dessilbi.cli import main
 from dessilbi.compaction import load_compact
-from dessilbi.lab.config import ModelConfig
+from dessilbi.lab.analysis.networks import load_data, trained_network
+from dessilbi.lab.analysis.subnetworks import Choice, Retrain, open_path, prepare
 from dessilbi.lab.data import load_dataset
-from dessilbi.lab.evaluate import evaluate, evaluate_recalibrated
-from dessilbi.lab.subnets import Choice, Retrain, open_path, prepare
-from dessilbi.lab.train import Place, train
-from dessilbi.lab.trained import load_data, trained_network
+from dessilbi.lab.run.config import ModelConfig
+from dessilbi.lab.training.evaluate import evaluate, evaluate_recalibrated
+from dessilbi.lab.training.loop import Place, train
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dessilbi.lab.rundir import RunDir
+    from dessilbi.lab.run.directory import RunDir
 
 FILTERS = replace(SMALL, model=ModelConfig(name="digits-net"), epochs=2, keep=())
 
@@ -157,8 +157,8 @@ def test_a_missing_package_is_named_with_its_extra(
     def missing(*_: object) -> None:
         raise ModuleNotFoundError("No module named 'onnxruntime'", name="onnxruntime")
 
-    monkeypatch.setattr("dessilbi.lab.compact_commands.export_command", missing)
-    assert "dessilbi.lab.compact_commands" in sys.modules
+    monkeypatch.setattr("dessilbi.cli.compact.export_command", missing)
+    assert "dessilbi.cli.compact" in sys.modules
     with pytest.raises(SystemExit):
         main(["export", str(run.path), "--onnx"])
     error = capsys.readouterr().err

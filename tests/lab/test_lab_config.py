@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dessilbi.lab.config import (
+from dessilbi.lab.run.config import (
     Config,
     ConfigError,
     DataConfig,
@@ -24,7 +24,7 @@ from dessilbi.lab.config import (
     from_json,
     to_json,
 )
-from dessilbi.lab.recipes import RECIPES
+from dessilbi.lab.run.recipes import RECIPES
 
 rates = st.floats(min_value=1e-8, max_value=1e8)
 configs = st.builds(

@@ -17,16 +17,16 @@ import torch.multiprocessing as mp
 from lab_runs import PATIENCE, SMALL, STEPS, assert_same_run, command, uninterrupted, wait_for
 from torch import Tensor, nn
 
-from dessilbi.lab.config import ModelConfig, NestedConfig, to_json
-from dessilbi.lab.distributed import Team
-from dessilbi.lab.recipes import digits
-from dessilbi.lab.rundir import LAST, RunDir
-from dessilbi.lab.shared_batchnorm import SharedBatchNorm, share_batchnorm
+from dessilbi.lab.run.config import ModelConfig, NestedConfig, to_json
+from dessilbi.lab.run.directory import LAST, RunDir
+from dessilbi.lab.run.recipes import digits
+from dessilbi.lab.training.distributed import Team
+from dessilbi.lab.training.shared_batchnorm import SharedBatchNorm, share_batchnorm
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dessilbi.lab.config import Config
+    from dessilbi.lab.run.config import Config
 
 # With BatchNorm, filters and a batch whose halves are never equal.
 DIGITS = replace(digits(), dtype="float64", epochs=3, batch_size=95)

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from dessilbi.lab import evaluate as lab_evaluate
-from dessilbi.lab.config import OptimizerConfig
 from dessilbi.lab.data import Dataset, batches, load_dataset
-from dessilbi.lab.evaluate import Score, evaluate, evaluate_sparse, support_mask
 from dessilbi.lab.models import make_model
-from dessilbi.lab.optimizers import make_optimizer
+from dessilbi.lab.run.config import OptimizerConfig
+from dessilbi.lab.training import evaluate as lab_evaluate
+from dessilbi.lab.training.evaluate import Score, evaluate, evaluate_sparse, support_mask
 from dessilbi.optim import DessiLBI
+from dessilbi.paper.optimizers import make_optimizer
 from dessilbi.subnet import project, recalibrate_batchnorm
 from dessilbi.subnet.batchnorm import has_batchnorm
 

@@ -10,10 +10,10 @@ import torch
 from lab_runs import SMALL
 from torch import Tensor, nn
 
-from dessilbi.lab.config import ModelConfig
 from dessilbi.lab.models import make_model
 from dessilbi.lab.models.layout import needs_plain_layout
-from dessilbi.lab.train import Place, train
+from dessilbi.lab.run.config import ModelConfig
+from dessilbi.lab.training.loop import Place, train
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,7 +11,7 @@ import pytest
 COUNT = """
 import resource, sys
 import torch
-from dessilbi.lab.memory import keep_freed_memory
+from dessilbi.cli.memory import keep_freed_memory
 
 def step():
     activations = [torch.ones(2**20) for _ in range(8)]  # 4 MB each
@@ -40,7 +40,7 @@ def test_no_page_is_cleared_twice() -> None:
 
 
 def test_other_libraries_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dessilbi.lab import memory
+    from dessilbi.cli import memory
 
     monkeypatch.setattr(memory.ctypes, "CDLL", lambda _name: object())
     assert not memory.keep_freed_memory()

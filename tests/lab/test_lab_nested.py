@@ -14,9 +14,10 @@ from lab_runs import SMALL, STEPS, Crash, CrashAt, assert_same_run, uninterrupte
 
 from dessilbi.cli import main
 from dessilbi.compaction import compact
-from dessilbi.compaction.ladder import own_weights
-from dessilbi.lab.companions import Companions
-from dessilbi.lab.config import (
+from dessilbi.lab.analysis.frontier import curves, frontier
+from dessilbi.lab.analysis.networks import fresh_network, judged_split, load_data, trained_network
+from dessilbi.lab.analysis.subnetworks import open_path
+from dessilbi.lab.run.config import (
     Config,
     ConfigError,
     DataConfig,
@@ -26,13 +27,12 @@ from dessilbi.lab.config import (
     OptimizerConfig,
     PruneConfig,
 )
-from dessilbi.lab.evaluate import evaluate_recalibrated
-from dessilbi.lab.frontier import curves, frontier
-from dessilbi.lab.optimizers import COMPETITORS, make_optimizer, twin_groups
-from dessilbi.lab.rundir import RunDir, RunError
-from dessilbi.lab.subnets import open_path
-from dessilbi.lab.train import Place, train
-from dessilbi.lab.trained import fresh_network, judged_split, load_data, trained_network
+from dessilbi.lab.run.directory import RunDir, RunError
+from dessilbi.lab.training.callbacks import Companions
+from dessilbi.lab.training.evaluate import evaluate_recalibrated
+from dessilbi.lab.training.loop import Place, train
+from dessilbi.nested.branches import own_weights
+from dessilbi.paper.optimizers import COMPETITORS, make_optimizer, twin_groups
 from dessilbi.subnet import project
 
 if TYPE_CHECKING:

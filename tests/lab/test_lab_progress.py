@@ -11,16 +11,16 @@ import pytest
 from lab_runs import SMALL, Crash, CrashAt
 from rich.console import Console
 
-from dessilbi.lab import progress
-from dessilbi.lab.config import OptimizerConfig
-from dessilbi.lab.progress import TerminalDisplay
-from dessilbi.lab.train import Place, train
+from dessilbi.cli import terminal as progress
+from dessilbi.lab.run.config import OptimizerConfig
+from dessilbi.lab.training.loop import Place, train
+from dessilbi.lab.training.terminal import TerminalDisplay
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dessilbi.lab.config import Config
-    from dessilbi.lab.rundir import RunDir
+    from dessilbi.lab.run.config import Config
+    from dessilbi.lab.run.directory import RunDir
 
 ESCAPES = re.compile(r"\x1b\[[?0-9;]*[a-zA-Z]")
 

@@ -27,14 +27,14 @@ from lab_runs import (
 from torch import nn
 
 from dessilbi.cli import main
-from dessilbi.lab.config import Config, ModelConfig, OptimizerConfig, to_json
-from dessilbi.lab.rundir import LAST, RunDir, RunError
-from dessilbi.lab.train import Interrupted, Place, Silent, train
+from dessilbi.lab.run.config import Config, ModelConfig, OptimizerConfig, to_json
+from dessilbi.lab.run.directory import LAST, RunDir, RunError
+from dessilbi.lab.training.loop import Interrupted, Place, Silent, train
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dessilbi.lab.snapshot import Position
+    from dessilbi.lab.run.checkpoint import Position
 
 LONG = replace(SMALL, epochs=40)
 """Long enough to be caught in the act by a signal."""

@@ -23,17 +23,13 @@ from lab_runs import (
     uninterrupted,
 )
 
-from dessilbi.lab import train as training
-from dessilbi.lab.config import (
-    Config,
-    OptimizerConfig,
-    StopConfig,
-)
-from dessilbi.lab.optimizers import COMPETITORS, make_optimizer
-from dessilbi.lab.rundir import LAST, PATH, RunDir, RunError
-from dessilbi.lab.subnets import open_path
-from dessilbi.lab.train import Place, Silent, train
+from dessilbi.lab.analysis.subnetworks import open_path
+from dessilbi.lab.run.config import Config, OptimizerConfig, StopConfig
+from dessilbi.lab.run.directory import LAST, PATH, RunDir, RunError
+from dessilbi.lab.training import loop as training
+from dessilbi.lab.training.loop import Place, Silent, train
 from dessilbi.optim import DessiLBI
+from dessilbi.paper.optimizers import COMPETITORS, make_optimizer
 from dessilbi.path import SolutionPath
 
 if TYPE_CHECKING:

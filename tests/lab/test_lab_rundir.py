@@ -19,9 +19,9 @@ import torch
 from lab_runs import SMALL, Crash, CrashAt, assert_same_run, uninterrupted, weights_of
 
 import dessilbi
-from dessilbi.lab.config import to_json
-from dessilbi.lab.rundir import LAST, Checkpoint, RunDir, RunError
-from dessilbi.lab.train import Place, train
+from dessilbi.lab.run.config import to_json
+from dessilbi.lab.run.directory import LAST, Checkpoint, RunDir, RunError
+from dessilbi.lab.training.loop import Place, train
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

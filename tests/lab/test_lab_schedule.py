@@ -11,9 +11,9 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from dessilbi import DessiLBI
-from dessilbi.lab.config import ConfigError, ScheduleConfig
-from dessilbi.lab.optimizers import AdaBound
-from dessilbi.lab.schedule import lr_factor, set_lr
+from dessilbi.lab.run.config import ConfigError, ScheduleConfig
+from dessilbi.lab.training.schedule import lr_factor, set_lr
+from dessilbi.paper.optimizers import AdaBound
 
 
 def factors(config, *, steps_per_epoch, epochs, steps=None):

@@ -27,22 +27,23 @@ from lab_runs import (
 )
 
 from dessilbi import compaction
-from dessilbi.lab import train as training
-from dessilbi.lab.config import (
-    Config,
-    ConfigError,
-    OptimizerConfig,
-    ScheduleConfig,
-    StopConfig,
+from dessilbi.lab.analysis.subnetworks import (
+    Choice,
+    Retrain,
+    load_start,
+    open_path,
+    prepare,
+    share_of_macs,
 )
 from dessilbi.lab.data import load_dataset
-from dessilbi.lab.evaluate import evaluate, evaluate_recalibrated
 from dessilbi.lab.models import make_model
-from dessilbi.lab.optimizers import COMPETITORS, make_optimizer
-from dessilbi.lab.rundir import BEST, LAST, MASK, PATH, START, RunDir, RunError
-from dessilbi.lab.snapshot import load_model
-from dessilbi.lab.subnets import Choice, Retrain, load_start, open_path, prepare, share_of_macs
-from dessilbi.lab.train import Place, train
+from dessilbi.lab.run.checkpoint import load_model
+from dessilbi.lab.run.config import Config, ConfigError, OptimizerConfig, ScheduleConfig, StopConfig
+from dessilbi.lab.run.directory import BEST, LAST, MASK, PATH, START, RunDir, RunError
+from dessilbi.lab.training import loop as training
+from dessilbi.lab.training.evaluate import evaluate, evaluate_recalibrated
+from dessilbi.lab.training.loop import Place, train
+from dessilbi.paper.optimizers import COMPETITORS, make_optimizer
 from dessilbi.path import DEFAULT_ORDER, Mask, count_macs_per_weight
 
 if TYPE_CHECKING:
@@ -331,7 +332,7 @@ def test_epochs_by_default(parent: RunDir, tmp_path: Path) -> None:
 
 
 def _epochs_of(config: Config, word: str, mask: Mask) -> int:
-    from dessilbi.lab.subnets import _epochs
+    from dessilbi.lab.analysis.subnetworks import _epochs
 
     return _epochs(config, Retrain.parse(word), mask, None)
 

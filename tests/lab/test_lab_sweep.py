@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from lab_runs import SMALL, assert_same_run, uninterrupted
 
-from dessilbi.lab.config import Config, ConfigError, OptimizerConfig
-from dessilbi.lab.rundir import RunDir, RunError
-from dessilbi.lab.sweep import Job, Outcome, Sweep, clock, grid, trained
-from dessilbi.lab.sweep_executors import Cluster, Ended, InProcess, Processes, _ClusterJob
-from dessilbi.lab.sweep_work import (
+from dessilbi.lab.run.config import Config, ConfigError, OptimizerConfig
+from dessilbi.lab.run.directory import RunDir, RunError
+from dessilbi.lab.training.loop import Interrupted, Place
+from dessilbi.paper.sweep.executors import Cluster, Ended, InProcess, Processes, _ClusterJob
+from dessilbi.paper.sweep.sweep import Job, Outcome, Sweep, clock, grid, trained
+from dessilbi.paper.sweep.work import (
     BUSY,
     DONE,
     FAILED,
@@ -31,7 +32,6 @@ from dessilbi.lab.sweep_work import (
     carry_out,
     held_elsewhere,
 )
-from dessilbi.lab.train import Interrupted, Place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -122,7 +122,7 @@ def test_a_configuration_that_cannot_be_made_fails_alone() -> None:
 
 
 def test_a_run_that_another_process_holds_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dessilbi.lab.sweep.BUSY_SECONDS", 0.01)
+    monkeypatch.setattr("dessilbi.paper.sweep.sweep.BUSY_SECONDS", 0.01)
     script = Script({"a": [BUSY, BUSY, BUSY, DONE]})
     found = outcomes([job("a"), job("b")], script)
     assert found["a"].status == "done"
@@ -271,7 +271,7 @@ def test_a_file_system_without_locks_is_a_failure_with_a_reason(
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr("dessilbi.lab.rundir.fcntl.flock", refuse)
+    monkeypatch.setattr("dessilbi.lab.run.directory.fcntl.flock", refuse)
     code, why = carry_out(Order(QUICK, Place(runs=tmp_path)))
     assert code == FAILED
     assert "cannot be locked against other processes: No locks available; choose" in why
@@ -290,7 +290,9 @@ LONG = replace(SMALL, name="long", epochs=40, schedule=type(SMALL.schedule)())
 def forked(target: Callable[[Path], None], runs: Path) -> BaseProcess:
     """A process that has imported everything already."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["dessilbi.lab.train", "sklearn.datasets", "torch._dynamo"])
+    context.set_forkserver_preload(
+        ["dessilbi.lab.training.loop", "sklearn.datasets", "torch._dynamo"]
+    )
     process = context.Process(target=target, args=(runs,))
     process.start()
     return process
@@ -338,7 +340,7 @@ def test_a_stopped_sweep_stops_its_runs_and_goes_on_later(
 def test_processes_run_side_by_side_and_report_a_failure_with_their_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dessilbi.lab.sweep.ATTEMPTS", 1)
+    monkeypatch.setattr("dessilbi.paper.sweep.sweep.ATTEMPTS", 1)
     jobs = [Job(key="bad/one", config=BROKEN), Job(key="good", config=QUICK)]
     executor = Processes(2, tmp_path / "logs")
     found = Sweep(jobs, executor, Place(runs=tmp_path), threads=1).run()
@@ -449,7 +451,7 @@ def test_slurm_is_told_how_often_a_job_may_run_out_of_time(
 
 def test_a_preempted_job_is_queued_again_as_it_is() -> None:
     submitit = pytest.importorskip("submitit")
-    from dessilbi.lab.sweep_executors import ClusterWork
+    from dessilbi.paper.sweep.executors import ClusterWork
 
     again = ClusterWork("order").checkpoint()
     assert isinstance(again, submitit.helpers.DelayedSubmission)

@@ -23,14 +23,14 @@ from lab_runs import (
 )
 from torch import nn
 
-from dessilbi.lab.config import Config, ConfigError, DataConfig, OptimizerConfig, ScheduleConfig
 from dessilbi.lab.data import DataError, load_dataset
-from dessilbi.lab.distributed import Team, pick_device
-from dessilbi.lab.evaluate import evaluate
 from dessilbi.lab.models import ModelError, make_model
-from dessilbi.lab.rundir import BEST, LAST, RunDir, RunError
-from dessilbi.lab.snapshot import load_model
-from dessilbi.lab.train import Place, Silent, Trainer, TrainingError, train
+from dessilbi.lab.run.checkpoint import load_model
+from dessilbi.lab.run.config import Config, ConfigError, DataConfig, OptimizerConfig, ScheduleConfig
+from dessilbi.lab.run.directory import BEST, LAST, RunDir, RunError
+from dessilbi.lab.training.distributed import Team, pick_device
+from dessilbi.lab.training.evaluate import evaluate
+from dessilbi.lab.training.loop import Place, Silent, Trainer, TrainingError, train
 
 if TYPE_CHECKING:
     from pathlib import Path

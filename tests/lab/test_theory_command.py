@@ -11,16 +11,16 @@ from lab_runs import SMALL, assert_same_run, changed, uninterrupted, with_model
 from torch import nn
 
 from dessilbi.cli import main
-from dessilbi.lab.config import to_json
-from dessilbi.lab.optimizers import make_optimizer
-from dessilbi.lab.step_check import StepCheck, iteration_of
-from dessilbi.lab.train import Place, Silent, train
+from dessilbi.lab.run.config import to_json
+from dessilbi.lab.training.loop import Place, Silent, train
+from dessilbi.lab.training.step_check import StepCheck, iteration_of
+from dessilbi.paper.optimizers import make_optimizer
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dessilbi.lab.config import Config
-    from dessilbi.lab.rundir import RunDir
+    from dessilbi.lab.run.config import Config
+    from dessilbi.lab.run.directory import RunDir
 
 FEW = ("--images", "200", "--iterations", "12")
 

@@ -10,11 +10,17 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from dessilbi.lab.config import Config, ConfigError, ModelConfig, OptimizerConfig, ScheduleConfig
-from dessilbi.lab.rundir import LAST, MASK, RunDir
-from dessilbi.lab.subnets import load_start, share_of_macs
-from dessilbi.lab.train import Place, train
-from dessilbi.lab.trained import network_without_data, trained_network
+from dessilbi.lab.analysis.networks import network_without_data, trained_network
+from dessilbi.lab.analysis.subnetworks import load_start, share_of_macs
+from dessilbi.lab.run.config import (
+    Config,
+    ConfigError,
+    ModelConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+)
+from dessilbi.lab.run.directory import LAST, MASK, RunDir
+from dessilbi.lab.training.loop import Place, train
 from dessilbi.paper.baselines import iterative, slimming, soft_filters, tickets
 from dessilbi.paper.baselines import train as methods
 from dessilbi.paper.baselines.gradual import gradually_pruned

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from dessilbi.lab.config import Config, ConfigError
 from dessilbi.lab.data.splits import Pixels, TensorSplit
-from dessilbi.lab.optimizers import COMPETITORS
-from dessilbi.lab.sweep_executors import InProcess
-from dessilbi.lab.train import Place
+from dessilbi.lab.run.config import Config, ConfigError
+from dessilbi.lab.training.loop import Place
 from dessilbi.paper import cost
+from dessilbi.paper.optimizers import COMPETITORS
 from dessilbi.paper.published import FIGURES, TABLES
 from dessilbi.paper.recipe import SCALES
 from dessilbi.paper.recipes import RECIPES, ablation, find, gradients, lottery
 from dessilbi.paper.reproduce import publish, reproduce
 from dessilbi.paper.results import Record, Results
+from dessilbi.paper.sweep.executors import InProcess
 
 if TYPE_CHECKING:
     from pathlib import Path

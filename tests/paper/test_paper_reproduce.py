@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dessilbi.cli import main
-from dessilbi.lab.config import Config
-from dessilbi.lab.sweep_executors import Cluster, Ended, InProcess, Processes
-from dessilbi.lab.sweep_work import FAILED, INTERRUPTED, Order
-from dessilbi.lab.train import Interrupted, Place
-from dessilbi.paper.commands import ReproduceCommand, executor_of, parameters, threads_of
+from dessilbi.cli.reproduce import ReproduceCommand, executor_of, parameters, threads_of
+from dessilbi.lab.run.config import Config
+from dessilbi.lab.training.loop import Interrupted, Place
 from dessilbi.paper.recipe import SCALES
 from dessilbi.paper.recipes import RECIPES
 from dessilbi.paper.reproduce import (
@@ -25,9 +23,11 @@ from dessilbi.paper.reproduce import (
     without_results,
 )
 from dessilbi.paper.results import Record, Results
+from dessilbi.paper.sweep.executors import Cluster, Ended, InProcess, Processes
+from dessilbi.paper.sweep.work import FAILED, INTERRUPTED, Order
 
 if TYPE_CHECKING:
-    from dessilbi.lab.rundir import RunDir
+    from dessilbi.lab.run.directory import RunDir
 
 ROOT = Path(__file__).parents[2]
 LAYERS = RECIPES["layers-lenet-3"]
@@ -204,7 +204,7 @@ def test_results_say_what_was_asked_for_and_count_against_the_whole_recipe(
 def test_the_command_fails_when_a_run_did(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("dessilbi.paper.commands.executor_of", lambda command: Fails())
+    monkeypatch.setattr("dessilbi.cli.reproduce.executor_of", lambda command: Fails())
     with pytest.raises(SystemExit) as caught:
         main(["reproduce", "layers-lenet-3", "--runs", str(tmp_path)])
     assert caught.value.code == 1

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dessilbi.lab.rundir import RunError
+from dessilbi.lab.run.directory import RunError
 from dessilbi.paper.figures import Line, Panel, Points, _figure, _panel, draw_panels
 from dessilbi.paper.recipes import RECIPES
 from dessilbi.paper.results import Record, Results

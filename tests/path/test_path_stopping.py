@@ -92,7 +92,7 @@ def test_refuses():
         rule.update({"w": torch.ones(4, dtype=torch.bool)})
 
 
-@pytest.mark.parametrize("module", ["macs", "mask", "recorder", "stopping"])
+@pytest.mark.parametrize("module", ["mask", "recorder", "stopping"])
 def test_examples_in_docstrings(module):
     results = doctest.testmod(importlib.import_module(f"dessilbi.path.{module}"))
     assert results.attempted > 0

@@ -10,7 +10,7 @@ from report_runs import add_budgets, conv_run, coupled_run, sgd_run, subnet_run
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dessilbi.lab.rundir import RunDir
+    from dessilbi.lab.run.directory import RunDir
 
 
 @pytest.fixture(scope="session")

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from dessilbi.lab.config import Config, ModelConfig, OptimizerConfig
-from dessilbi.lab.subnets import Choice, Retrain, prepare
-from dessilbi.lab.train import Place, train
+from dessilbi.lab.analysis.subnetworks import Choice, Retrain, prepare
+from dessilbi.lab.run.config import Config, ModelConfig, OptimizerConfig
+from dessilbi.lab.training.loop import Place, train
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from torch import Tensor
 
-    from dessilbi.lab.rundir import RunDir
+    from dessilbi.lab.run.directory import RunDir
 
 CONV = Config(
     name="conv",

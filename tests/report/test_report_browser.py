@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from dessilbi.lab.rundir import RunDir
+    from dessilbi.lab.run.directory import RunDir
 
 sync_api = pytest.importorskip(
     "playwright.sync_api", reason="no playwright: the browser tests are skipped"

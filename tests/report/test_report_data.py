@@ -11,17 +11,17 @@ import pytest
 import torch
 from report_runs import subnet_run
 
-from dessilbi.lab.config import OptimizerConfig
-from dessilbi.lab.rundir import LAST, PATH, RunDir, RunError
+from dessilbi.lab.run.config import OptimizerConfig
+from dessilbi.lab.run.directory import LAST, PATH, RunDir, RunError
 from dessilbi.path import support_distance
 from dessilbi.path.layers import make_layers
 from dessilbi.report import read_run
-from dessilbi.report.kept import gamma_of, twins_of
+from dessilbi.report.checkpoint_images import gamma_of, twins_of
 from dessilbi.report.overlap import between_epochs, between_runs, settled
 from dessilbi.report.pack import Packer
 from dessilbi.report.payload import make_payload
 from dessilbi.report.pixels import LARGEST, draw_sheet, sheet_of
-from dessilbi.report.story import headline, story
+from dessilbi.report.summary import headline, story
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dessilbi.cli import main
-from dessilbi.lab.rundir import RunDir, RunError
+from dessilbi.lab.run.directory import RunDir, RunError
 from dessilbi.report import FORMATS, make_page, read_run, write_figures, write_report
 from dessilbi.report.figures import make_figures
 from dessilbi.report.panels import panels_of

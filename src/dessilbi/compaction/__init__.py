@@ -1,17 +1,17 @@
 """Smaller networks that are the same function as the masked ones."""
 
+from dessilbi.graph.compare import Difference, difference
+from dessilbi.graph.errors import CompactError
+from dessilbi.graph.plan import Plan
+from dessilbi.graph.ties import Coupled, Member, coupled_channels
+
 from ._compact import Compact, compact
-from .check import Difference, difference
-from .coupling import Coupled, Member, coupled_channels
-from .errors import CompactError
 from .latency import Timing, side_by_side
 from .onnx import export_onnx, run_onnx
-from .plan import Plan
+from .optimizer_state import cut_optimizer
 from .report import Latency, Report, Size
-from .saved import load_compact, save_compact
+from .serialization import load_compact, save_compact
 from .sparse import SparseLinear, SparseReport, sparsify
-from .state import cut_optimizer
-from .widths import NestedWidths
 
 __all__ = [
     "Compact",
@@ -20,7 +20,6 @@ __all__ = [
     "Difference",
     "Latency",
     "Member",
-    "NestedWidths",
     "Plan",
     "Report",
     "Size",

@@ -9,21 +9,28 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import torch
 from torch import Tensor, fx, nn
 
+from dessilbi.graph.analysis import Analysis
+from dessilbi.graph.compare import (
+    TOLERANCES,
+    difference,
+    drawn_examples,
+    in_double,
+    random_like,
+    require_small,
+)
+from dessilbi.graph.errors import CompactError
+from dessilbi.graph.operations import DROPOUTS, operation
+from dessilbi.graph.plan import Plan
+from dessilbi.graph.steps import Draft
+from dessilbi.graph.tracing import Traced, as_arguments, refuse_hidden_code, trace
 from dessilbi.subnet import project
 
-from .analysis import Analysis
+from .autotune import BATCH, is_channels_last, is_faster, may_be_channels_last, scatterable
 from .build import build, fingerprint, set_state
-from .check import TOLERANCES, difference, drawn_examples, in_double, random_like, require_small
-from .decide import decide, present
-from .errors import CompactError
-from .operations import DROPOUTS, operation
-from .plan import Plan
+from .liveness import decide, present
+from .optimizer_state import cut_optimizer
 from .report import Report, Size, measure
-from .saved import save_compact
-from .state import cut_optimizer
-from .steps import Draft
-from .streams import BATCH, is_channels_last, is_faster, may_be_channels_last, scatterable
-from .tracing import Traced, as_arguments, refuse_hidden_code, trace
+from .serialization import save_compact
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -31,10 +38,9 @@ if TYPE_CHECKING:
 
     from torch.optim import Optimizer
 
+    from dessilbi.graph.channels import Kept
+    from dessilbi.graph.compare import Difference
     from dessilbi.path.mask import Mask
-
-    from .channels import Kept
-    from .check import Difference
 
 BATCHES = (1, 128)
 """Batch sizes whose latency is measured."""

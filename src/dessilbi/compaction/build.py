@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, fx, nn
 
-from .errors import CompactError
-from .inplace import work_out_of_place
-from .joins import constant_name, scatter_name
-from .weighted import cut_rows_and_columns
+from dessilbi.graph.binary_ops import constant_name, scatter_name
+from dessilbi.graph.errors import CompactError
+from dessilbi.graph.inplace import work_out_of_place
+from dessilbi.graph.matrix_layers import cut_rows_and_columns
 
 if TYPE_CHECKING:
-    from .plan import LayerCut, NodeCut, Plan
+    from dessilbi.graph.plan import LayerCut, NodeCut, Plan
 
 
 class ScatterAdd(nn.Module):

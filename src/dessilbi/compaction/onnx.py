@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from dessilbi._disk import write_whole
-
-from .check import random_like
-from .tracing import as_arguments
+from dessilbi.graph.compare import random_like
+from dessilbi.graph.tracing import as_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from dessilbi.graph.names import named_weights
 from dessilbi.path import count_macs_per_weight
-from dessilbi.path._names import named_weights
 
 from .latency import Timing, side_by_side
 
 if TYPE_CHECKING:
-    from .check import Difference
+    from dessilbi.graph.compare import Difference
 
 
 @dataclass(frozen=True)

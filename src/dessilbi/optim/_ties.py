@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+from dessilbi.graph.ties import coupled_channels
 
 if TYPE_CHECKING:
     from torch import nn
@@ -17,12 +18,9 @@ def tied_filters(model: nn.Module, example_input: Any) -> list[list[str]]:
     Channels that cannot leave are left out, and so are sets to which a weight belongs with a part
     of its slices only (a concatenation) or in another order.
     """
-    # This room imports nothing from above. Only a call with coupled=True needs the analysis, which
-    # lives there, and looks it up at that moment; the optimizer itself takes groups from anywhere.
-    analysis = import_module("dessilbi.compaction.coupling")
     weights = {name: p for name, p in model.named_parameters() if p.ndim > 1}
     found = []
-    for one in analysis.coupled_channels(model, example_input):
+    for one in coupled_channels(model, example_input):
         writers = [m for m in one.members if m.dim == 0 and m.parameter in weights]
         if (
             one.free

@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.functional import cross_entropy
 
+from dessilbi.lab.analysis.networks import network_without_data
 from dessilbi.lab.data.load import CARDS
-from dessilbi.lab.distributed import pick_device
-from dessilbi.lab.environment import describe
-from dessilbi.lab.optimizers import COMPETITORS, make_optimizer
-from dessilbi.lab.rundir import RunDir
-from dessilbi.lab.sweep_work import Order
-from dessilbi.lab.trained import network_without_data
+from dessilbi.lab.run.directory import RunDir
+from dessilbi.lab.run.environment import describe
+from dessilbi.lab.training.distributed import pick_device
+from dessilbi.paper.optimizers import COMPETITORS, make_optimizer
+from dessilbi.paper.sweep.work import Order
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from dessilbi.lab.config import Config
-    from dessilbi.lab.display import Display
-    from dessilbi.lab.train import Place
+    from dessilbi.lab.run.config import Config
+    from dessilbi.lab.training.display import Display
+    from dessilbi.lab.training.loop import Place
 
 FILE = "cost.json"
 OPTIMIZERS = ("sgd-mom", "dessilbi-mom", "adam")

@@ -9,10 +9,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from dessilbi.lab.rundir import RunDir
-    from dessilbi.lab.sweep import Job
-    from dessilbi.lab.train import Place
+    from dessilbi.lab.run.directory import RunDir
+    from dessilbi.lab.training.loop import Place
     from dessilbi.paper.results import Results
+    from dessilbi.paper.sweep.sweep import Job
     from dessilbi.paper.tables import Table
 
 Scale = Literal["smoke", "cpu", "paper"]

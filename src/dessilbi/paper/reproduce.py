@@ -7,21 +7,21 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
-from dessilbi.lab.config import Config
-from dessilbi.lab.sweep import FINISHED, Sweep
+from dessilbi.lab.run.config import Config
 from dessilbi.paper.recipe import SCALES
 from dessilbi.paper.recipes import RECIPES
 from dessilbi.paper.results import Record, Results
+from dessilbi.paper.sweep.sweep import FINISHED, Sweep
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from dessilbi.lab.rundir import RunDir
-    from dessilbi.lab.sweep import Job, Outcome
-    from dessilbi.lab.sweep_executors import Executor
-    from dessilbi.lab.train import Place
+    from dessilbi.lab.run.directory import RunDir
+    from dessilbi.lab.training.loop import Place
     from dessilbi.paper.recipe import Recipe, Scale
+    from dessilbi.paper.sweep.executors import Executor
+    from dessilbi.paper.sweep.sweep import Job, Outcome
 
 BEGIN, END = "<!-- results: {name} -->", "<!-- end of results -->"
 

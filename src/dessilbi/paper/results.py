@@ -12,13 +12,13 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dessilbi._disk import write_whole
-from dessilbi.lab.rundir import RunError
+from dessilbi.lab.run.directory import RunError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from dessilbi.lab.sweep import Label
+    from dessilbi.paper.sweep.sweep import Label
 
 
 @dataclass

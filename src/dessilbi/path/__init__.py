@@ -1,8 +1,9 @@
 """The path of Gamma's support: recording, reading, selecting from it, and knowing when to stop."""
 
+from dessilbi.graph.macs import count_macs_per_weight
+
 from ._file import FormatError
 from .layers import Layer
-from .macs import count_macs_per_weight
 from .mask import Mask
 from .orders import DEFAULT_ORDER, DEFAULT_SCALE, ORDERS, SCALES
 from .recorder import PathRecorder

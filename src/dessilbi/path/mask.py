@@ -11,9 +11,11 @@ import numpy as np
 import torch
 from torch import nn
 
+from dessilbi.graph.names import named_weights
+
 from . import _file, _mask_make, _mask_prune
-from ._names import named_weights, weights_with_twin
 from .layers import unknown
+from .names import weights_with_twin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

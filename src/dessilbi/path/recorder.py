@@ -12,8 +12,8 @@ from dessilbi.optim import DessiLBI
 
 from ._marks import Mark
 from ._measure import measure, strengths
-from ._twins import layers_of, twins_by_name
 from .solution_path import SolutionPath
+from .twins import layers_of, twins_by_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .plain import read_json
+from dessilbi.report.json_io import read_json
 
 if TYPE_CHECKING:
-    from dessilbi.lab.rundir import RunDir
+    from dessilbi.lab.run.directory import RunDir
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .look import COLUMN, PAGE, RUNS, new_figure, whole_epochs
+from dessilbi.report.style import COLUMN, PAGE, RUNS, new_figure, whole_epochs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from matplotlib.figure import Figure
 
-    from .run_data import RunData
+    from dessilbi.report.run_data import RunData
 
 
 def accuracy(runs: Sequence[RunData]) -> Figure | None:

@@ -7,18 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dessilbi._disk import write_whole
-from dessilbi.lab.rundir import RunError, clear_errors
-
-from . import drawings, path_drawings
-from .look import STYLE
-from .run_data import read_runs
+from dessilbi.lab.run.directory import RunError, clear_errors
+from dessilbi.report import drawings, path_drawings
+from dessilbi.report.run_data import read_runs
+from dessilbi.report.style import STYLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from matplotlib.figure import Figure
 
-    from .run_data import RunData
+    from dessilbi.report.run_data import RunData
 
 FORMATS = ("png", "svg", "pdf")
 

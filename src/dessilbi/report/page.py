@@ -16,20 +16,19 @@ from string import Template
 from typing import TYPE_CHECKING
 
 from dessilbi._disk import write_whole
-from dessilbi.lab.rundir import RunError, clear_errors
-
-from . import tables
-from .panels import panels_of
-from .payload import make_payload
-from .run_data import read_runs
-from .still import stills
-from .story import headline, story
+from dessilbi.lab.run.directory import RunError, clear_errors
+from dessilbi.report import tables
+from dessilbi.report.panels import panels_of
+from dessilbi.report.payload import make_payload
+from dessilbi.report.run_data import read_runs
+from dessilbi.report.static_figures import stills
+from dessilbi.report.summary import headline, story
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from importlib.resources.abc import Traversable
 
-    from .run_data import RunData
+    from dessilbi.report.run_data import RunData
 
 FILE = "report.html"
 

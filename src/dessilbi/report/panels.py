@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .run_data import RunData
+    from dessilbi.report.run_data import RunData
 
 
 @dataclass(frozen=True)

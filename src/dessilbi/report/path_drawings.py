@@ -6,8 +6,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .look import COLUMN, ENTRY_MAP, INSIDE, OUTSIDE, PAGE, SIGNED_MAP, new_figure, whole_epochs
-from .units import NEVER, best_layer, short, unit_word
+from dessilbi.report.filters import NEVER, best_layer, short, unit_word
+from dessilbi.report.style import (
+    COLUMN,
+    ENTRY_MAP,
+    INSIDE,
+    OUTSIDE,
+    PAGE,
+    SIGNED_MAP,
+    new_figure,
+    whole_epochs,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -15,9 +24,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dessilbi.path import SolutionPath
-
-    from .run_data import RunData
-    from .units import Units
+    from dessilbi.report.filters import Units
+    from dessilbi.report.run_data import RunData
 
 _MANY = 4000  # line segments, beyond which they become pixels in an SVG or PDF
 _SHOWN = 32

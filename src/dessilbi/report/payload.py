@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .kept import BINS, HIGHEST
-from .overlap import between_runs, settled
-from .pack import Packer
-from .pixels import sheet_of
-from .plain import finite
-from .story import story
-from .units import best_layer, short, unit_word
+from dessilbi.report.checkpoint_images import BINS, HIGHEST
+from dessilbi.report.filters import best_layer, short, unit_word
+from dessilbi.report.json_io import finite
+from dessilbi.report.overlap import between_runs, settled
+from dessilbi.report.pack import Packer
+from dessilbi.report.pixels import sheet_of
+from dessilbi.report.summary import story
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,9 +22,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dessilbi.path import Layer, SolutionPath
-
-    from .run_data import RunData
-    from .units import Units
+    from dessilbi.report.filters import Units
+    from dessilbi.report.run_data import RunData
 
 CURVES = (
     "train_loss", "loss", "train_accuracy", "accuracy", "sparse_accuracy",

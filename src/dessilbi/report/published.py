@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dessilbi.paper.published import PublishedTable
-
-    from .run_data import RunData
+    from dessilbi.report.run_data import RunData
 
     Row = tuple[str, str, str, str, str]
 

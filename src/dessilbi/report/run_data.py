@@ -8,16 +8,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dessilbi.lab.rundir import PATH, RunDir, RunError
+from dessilbi.lab.run.directory import PATH, RunDir, RunError
 from dessilbi.path import FormatError, SolutionPath
-
-from .budgets import Budgets, read_budgets
-from .held import Held, take_held
-from .kept import Kept, read_kept
-from .lyapunov import Lyapunov, read_lyapunov
-from .overlap import Overlap, between_epochs
-from .plain import finite, read_json
-from .units import Units, units_of
+from dessilbi.report.budgets import Budgets, read_budgets
+from dessilbi.report.checkpoint_images import Kept, read_kept
+from dessilbi.report.filters import Units, units_of
+from dessilbi.report.fixed_mask import Held, take_held
+from dessilbi.report.json_io import finite, read_json
+from dessilbi.report.lyapunov import Lyapunov, read_lyapunov
+from dessilbi.report.overlap import Overlap, between_epochs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from .run_data import RunData
+    from dessilbi.report.run_data import RunData
 
 
 def table(
@@ -170,7 +170,7 @@ def commands(run: RunData) -> str:
 def paper_table(runs: Sequence[RunData]) -> str:
     """Ours against the paper; empty where the paper has no number for any of the runs."""
     try:
-        from .published import compare
+        from dessilbi.report.published import compare
     except ImportError:  # a package without the paper's room
         return ""
     rows = [(run.name, *row) for run in runs for row in compare(run)]

@@ -3,14 +3,12 @@
 from .batchnorm import recalibrate_batchnorm
 from .frozen import FrozenSupport
 from .gradual import GradualPruning
-from .nested import NestedTraining
 from .project import HeldMask, project
 
 __all__ = [
     "FrozenSupport",
     "GradualPruning",
     "HeldMask",
-    "NestedTraining",
     "project",
     "recalibrate_batchnorm",
 ]

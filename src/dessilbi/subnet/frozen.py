@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from dessilbi.path._twins import twins_by_name
+from dessilbi.path.twins import twins_by_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from dessilbi.graph.names import named_weights
 from dessilbi.path import Mask
-from dessilbi.path._names import named_weights
-from dessilbi.path._twins import layers_of_groups
 from dessilbi.path.mask import most_weights
+from dessilbi.path.twins import layers_of_groups
 
 from .project import masked_weights, zero_outside
 from .scores import scores

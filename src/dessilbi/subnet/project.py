@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from dessilbi.path._names import named_weights
+from dessilbi.graph.names import named_weights
 
 from .batchnorm import copy_statistics, restore_statistics
 

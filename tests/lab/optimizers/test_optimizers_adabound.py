@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from dessilbi.lab.optimizers import AdaBound
-from dessilbi.lab.optimizers.adabound import bounds
+from dessilbi.paper.optimizers import AdaBound
+from dessilbi.paper.optimizers.adabound import bounds
 
 
 def numpy_adabound(W, gradients, lrs, *, beta1, beta2, eps, decay, final_lr, gamma):

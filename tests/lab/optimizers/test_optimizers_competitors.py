@@ -7,9 +7,9 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from dessilbi.lab.config import OptimizerConfig, ScheduleConfig
-from dessilbi.lab.optimizers import COMPETITORS, make_optimizer
-from dessilbi.lab.schedule import lr_factor, set_lr
+from dessilbi.lab.run.config import OptimizerConfig, ScheduleConfig
+from dessilbi.lab.training.schedule import lr_factor, set_lr
+from dessilbi.paper.optimizers import COMPETITORS, make_optimizer
 
 STEPS = 80
 

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from dessilbi import DessiLBI
-from dessilbi.lab.config import ConfigError, OptimizerConfig
-from dessilbi.lab.optimizers import SGDL1, AdaBound, make_optimizer
-from dessilbi.lab.optimizers import fused as fused_room
+from dessilbi.lab.run.config import ConfigError, OptimizerConfig
 from dessilbi.optim._native import KernelBuildError
+from dessilbi.paper.optimizers import SGDL1, AdaBound, make_optimizer
+from dessilbi.paper.optimizers import fused as fused_room
 
 NAMES = ("dessilbi", "sgd", "adam", "amsgrad", "adagrad", "radam", "adabound")
 

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from dessilbi.lab.config import OptimizerConfig
-from dessilbi.lab.optimizers import SGDL1, make_optimizer
-from dessilbi.lab.optimizers.sgd_l1 import penalise_weights
+from dessilbi.lab.run.config import OptimizerConfig
+from dessilbi.paper.optimizers import SGDL1, make_optimizer
+from dessilbi.paper.optimizers.sgd_l1 import penalise_weights
 
 
 def net():

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from dessilbi.compaction.narrow import NARROW, channels_first
+from dessilbi.graph.layout import NARROW, channels_first
 
 
 def needs_plain_layout(model: nn.Module) -> bool:

@@ -11,10 +11,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dessilbi.lab.config import PruneConfig
+from dessilbi.lab.run.config import PruneConfig
 
 if TYPE_CHECKING:
-    from dessilbi.lab.config import Config
+    from dessilbi.lab.run.config import Config
 
 
 BY_LAYER = "-gradual-by-layer"

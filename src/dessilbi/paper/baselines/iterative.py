@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dessilbi.lab.rundir import MASK
-from dessilbi.lab.trained import trained_network
+from dessilbi.lab.analysis.networks import trained_network
+from dessilbi.lab.run.directory import MASK
+from dessilbi.paper.baselines.start import retrain
 from dessilbi.path import Mask
-
-from .start import retrain
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dessilbi.lab.config import Config
-    from dessilbi.lab.rundir import RunDir
+    from dessilbi.lab.run.config import Config
+    from dessilbi.lab.run.directory import RunDir
 
 
 def densities(target: float, rounds: int) -> tuple[float, ...]:

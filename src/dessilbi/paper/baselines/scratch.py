@@ -8,15 +8,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
-from dessilbi.lab.subnets import share_of_macs
-
-from .start import retrain
+from dessilbi.lab.analysis.subnetworks import share_of_macs
+from dessilbi.paper.baselines.start import retrain
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dessilbi.lab.config import Config, ScheduleConfig
-    from dessilbi.lab.rundir import RunDir
+    from dessilbi.lab.run.config import Config, ScheduleConfig
+    from dessilbi.lab.run.directory import RunDir
     from dessilbi.path import Mask
 
 

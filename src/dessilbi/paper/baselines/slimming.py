@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
 from dessilbi.path import Mask
-from dessilbi.path._names import weights_with_twin
+from dessilbi.path.names import weights_with_twin
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer

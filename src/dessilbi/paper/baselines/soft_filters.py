@@ -67,7 +67,7 @@ def rate_for(model: nn.Module, density: float) -> float:
 
     Only filters are pruned: a density below what the linear layers hold cannot be reached.
     """
-    from dessilbi.path._names import weights_with_twin
+    from dessilbi.path.names import weights_with_twin
 
     weights = weights_with_twin(model)
     total = sum(w.numel() for w in weights.values())

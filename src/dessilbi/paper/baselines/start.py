@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
-from dessilbi.lab.config import (
+from dessilbi.lab.analysis.networks import network_without_data, trained_network
+from dessilbi.lab.analysis.subnetworks import started
+from dessilbi.lab.run.checkpoint import model_tensors
+from dessilbi.lab.run.config import (
     FreezeConfig,
     NestedConfig,
     PruneConfig,
@@ -13,19 +16,16 @@ from dessilbi.lab.config import (
     StartConfig,
     StopConfig,
 )
-from dessilbi.lab.schedule import lr_factor
-from dessilbi.lab.snapshot import model_tensors
-from dessilbi.lab.subnets import started
-from dessilbi.lab.trained import network_without_data, trained_network
-from dessilbi.path._names import weights_with_twin
+from dessilbi.lab.training.schedule import lr_factor
+from dessilbi.path.names import weights_with_twin
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from torch import Tensor, nn
 
-    from dessilbi.lab.config import Config, OptimizerConfig
-    from dessilbi.lab.rundir import RunDir
+    from dessilbi.lab.run.config import Config, OptimizerConfig
+    from dessilbi.lab.run.directory import RunDir
     from dessilbi.path import Mask
 
 Weights = Literal["init", "last", "fresh"]

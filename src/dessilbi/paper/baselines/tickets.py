@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from dessilbi.graph.names import named_weights
 from dessilbi.path import Mask
-from dessilbi.path._names import named_weights
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

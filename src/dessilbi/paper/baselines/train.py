@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from dessilbi.lab.config import ConfigError
-from dessilbi.lab.train import Trainer, train
-
-from .gradual import BY_LAYER
-from .slimming import NetworkSlimming
-from .soft_filters import SoftFilterPruning
+from dessilbi.lab.run.config import ConfigError
+from dessilbi.lab.training.loop import Trainer, train
+from dessilbi.paper.baselines.gradual import BY_LAYER
+from dessilbi.paper.baselines.slimming import NetworkSlimming
+from dessilbi.paper.baselines.soft_filters import SoftFilterPruning
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,10 +17,10 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from dessilbi.lab.config import Config
-    from dessilbi.lab.display import Display
-    from dessilbi.lab.rundir import RunDir
-    from dessilbi.lab.train import Place
+    from dessilbi.lab.run.config import Config
+    from dessilbi.lab.run.directory import RunDir
+    from dessilbi.lab.training.display import Display
+    from dessilbi.lab.training.loop import Place
 
 SLIMMING = "dessilbi.paper.baselines.train:slimming"
 SOFT_FILTERS = "dessilbi.paper.baselines.train:soft_filters"

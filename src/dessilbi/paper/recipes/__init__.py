@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from typing import TYPE_CHECKING, Final
 
-from dessilbi.lab.config import ConfigError
+from dessilbi.lab.run.config import ConfigError
 from dessilbi.paper.recipes import (
     ablation,
     classification,

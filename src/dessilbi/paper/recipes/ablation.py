@@ -9,18 +9,18 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dessilbi.lab.config import Config, DataConfig, ModelConfig, OptimizerConfig, ScheduleConfig
-from dessilbi.lab.optimizers import COMPETITORS
-from dessilbi.lab.sweep import Job, Label
+from dessilbi.lab.run.config import Config, DataConfig, ModelConfig, OptimizerConfig, ScheduleConfig
 from dessilbi.paper.figures import Line, Panel, draw_panels
+from dessilbi.paper.optimizers import COMPETITORS
 from dessilbi.paper.published import EPOCHS, KAPPA, KAPPA_EPOCHS, NU, NU_EPOCHS, PublishedTable
 from dessilbi.paper.recipe import Recipe, Scale, measure_curves, over_seeds, seed_list, stand_in
+from dessilbi.paper.sweep.sweep import Job, Label
 from dessilbi.paper.tables import Cell, Table
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dessilbi.lab.train import Place
+    from dessilbi.lab.training.loop import Place
     from dessilbi.paper.results import Results
 
 

@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dessilbi.lab.config import Config, DataConfig, ModelConfig, ScheduleConfig
+from dessilbi.lab.analysis.networks import load_data, trained_network
 from dessilbi.lab.data import batches
-from dessilbi.lab.optimizers import COMPETITORS
-from dessilbi.lab.sweep import Job, Label
-from dessilbi.lab.trained import load_data, trained_network
+from dessilbi.lab.run.config import Config, DataConfig, ModelConfig, ScheduleConfig
+from dessilbi.paper.optimizers import COMPETITORS
 from dessilbi.paper.published import CLASSIFICATION, IMAGENET, PublishedTable
 from dessilbi.paper.recipe import Recipe, Scale, measure_training, seed_list
+from dessilbi.paper.sweep.sweep import Job, Label
 from dessilbi.paper.tables import Cell, Table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from dessilbi.lab.rundir import RunDir
-    from dessilbi.lab.train import Place
+    from dessilbi.lab.run.directory import RunDir
+    from dessilbi.lab.training.loop import Place
     from dessilbi.paper.results import Results
 
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from dessilbi.lab.config import Config, DataConfig, ModelConfig
-from dessilbi.lab.sweep import Job
+from dessilbi.lab.run.config import Config, DataConfig, ModelConfig
 from dessilbi.paper import cost
 from dessilbi.paper.published import COST
 from dessilbi.paper.recipe import Recipe, Scale, seed_list
+from dessilbi.paper.sweep.sweep import Job
 from dessilbi.paper.tables import Cell, Table
 
 if TYPE_CHECKING:
-    from dessilbi.lab.rundir import RunDir
-    from dessilbi.lab.train import Place
+    from dessilbi.lab.run.directory import RunDir
+    from dessilbi.lab.training.loop import Place
     from dessilbi.paper.results import Results
 
 ROUNDS: dict[Scale, int] = {"smoke": 3, "cpu": 15, "paper": 100}

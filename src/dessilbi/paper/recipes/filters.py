@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from dessilbi.lab.config import Config, DataConfig, ModelConfig, ScheduleConfig
+from dessilbi.lab.analysis.networks import network_without_data
+from dessilbi.lab.analysis.subnetworks import open_path
 from dessilbi.lab.data.load import CARDS
-from dessilbi.lab.optimizers import COMPETITORS
-from dessilbi.lab.rundir import RunDir
-from dessilbi.lab.snapshot import load_model
-from dessilbi.lab.subnets import open_path
-from dessilbi.lab.sweep import Job, Label
-from dessilbi.lab.trained import network_without_data
+from dessilbi.lab.run.checkpoint import load_model
+from dessilbi.lab.run.config import Config, DataConfig, ModelConfig, ScheduleConfig
+from dessilbi.lab.run.directory import RunDir
 from dessilbi.paper.figures import Images, Line, Panel, draw_images, draw_panels
+from dessilbi.paper.optimizers import COMPETITORS
 from dessilbi.paper.recipe import Recipe, Scale, measure_training, seed_list
+from dessilbi.paper.sweep.sweep import Job, Label
 from dessilbi.paper.tables import Cell, Table
 from dessilbi.paper.visual import by_norm, maximised, min_max
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from dessilbi.lab.train import Place
+    from dessilbi.lab.training.loop import Place
     from dessilbi.paper.results import Results
 
 EPOCHS: dict[Scale, int] = {"smoke": 4, "cpu": 20, "paper": 80}

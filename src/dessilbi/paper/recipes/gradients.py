@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dessilbi.lab.config import Config, DataConfig, ModelConfig, ScheduleConfig
-from dessilbi.lab.optimizers import COMPETITORS
-from dessilbi.lab.rundir import RunDir
-from dessilbi.lab.snapshot import load_model
-from dessilbi.lab.sweep import Job, Label
-from dessilbi.lab.trained import load_data, network_without_data
+from dessilbi.lab.analysis.networks import load_data, network_without_data
+from dessilbi.lab.run.checkpoint import load_model
+from dessilbi.lab.run.config import Config, DataConfig, ModelConfig, ScheduleConfig
+from dessilbi.lab.run.directory import RunDir
 from dessilbi.paper.figures import Images, Line, Panel, draw_images, draw_panels
+from dessilbi.paper.optimizers import COMPETITORS
 from dessilbi.paper.recipe import Recipe, Scale, measure_curves, seed_list
+from dessilbi.paper.sweep.sweep import Job, Label
 from dessilbi.paper.tables import Cell, Table
 from dessilbi.paper.visual import by_norm, guided_gradients, min_max
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from dessilbi.lab.train import Place
+    from dessilbi.lab.training.loop import Place
     from dessilbi.paper.results import Results
 
 _PAPER = Config(

@@ -6,14 +6,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dessilbi.lab.config import Config, DataConfig, ModelConfig, ScheduleConfig
-from dessilbi.lab.optimizers import COMPETITORS
-from dessilbi.lab.subnets import Choice, Retrain, open_path, prepare
-from dessilbi.lab.sweep import Job
-from dessilbi.lab.trained import trained_network
+from dessilbi.lab.analysis.networks import trained_network
+from dessilbi.lab.analysis.subnetworks import Choice, Retrain, open_path, prepare
+from dessilbi.lab.run.config import Config, DataConfig, ModelConfig, ScheduleConfig
 from dessilbi.paper.baselines.start import retrain
 from dessilbi.paper.baselines.tickets import largest_as
 from dessilbi.paper.figures import Panel, draw_panels
+from dessilbi.paper.optimizers import COMPETITORS
 from dessilbi.paper.published import (
     LAYERS_CONV_2,
     LAYERS_CONV_4,
@@ -22,14 +21,15 @@ from dessilbi.paper.published import (
     PublishedTable,
 )
 from dessilbi.paper.recipe import Recipe, Scale, measure_training, over_seeds, seed_list
+from dessilbi.paper.sweep.sweep import Job
 from dessilbi.paper.tables import Cell, Table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from dessilbi.lab.rundir import RunDir
-    from dessilbi.lab.train import Place
+    from dessilbi.lab.run.directory import RunDir
+    from dessilbi.lab.training.loop import Place
     from dessilbi.paper.results import Results
 
 PUBLISHED: dict[str, PublishedTable] = {

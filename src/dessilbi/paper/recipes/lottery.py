@@ -6,8 +6,8 @@ from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from dessilbi.lab.rundir import MASK
-from dessilbi.lab.trained import trained_network
+from dessilbi.lab.analysis.networks import trained_network
+from dessilbi.lab.run.directory import MASK
 from dessilbi.paper.baselines.start import density
 from dessilbi.paper.figures import Line, Panel, Points, draw_panels
 from dessilbi.paper.published import LOTTERY
@@ -15,15 +15,15 @@ from dessilbi.paper.recipe import Recipe, Scale, measure_curves, seed_list, stan
 from dessilbi.paper.recipes.lottery_jobs import PanelJobs, size_of
 from dessilbi.paper.tables import Cell, Table
 from dessilbi.path import Mask
-from dessilbi.path._names import weights_with_twin
+from dessilbi.path.names import weights_with_twin
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dessilbi.lab.rundir import RunDir
-    from dessilbi.lab.sweep import Job
-    from dessilbi.lab.train import Place
+    from dessilbi.lab.run.directory import RunDir
+    from dessilbi.lab.training.loop import Place
     from dessilbi.paper.results import Results
+    from dessilbi.paper.sweep.sweep import Job
 
 
 def jobs(name: str, scale: Scale, seeds: int | None) -> list[Job]:

@@ -7,21 +7,21 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dessilbi.lab.config import Config, DataConfig, ModelConfig, OptimizerConfig, ScheduleConfig
-from dessilbi.lab.subnets import open_path
-from dessilbi.lab.sweep import Job, Label
-from dessilbi.lab.trained import network_without_data, trained_network
+from dessilbi.lab.analysis.networks import network_without_data, trained_network
+from dessilbi.lab.analysis.subnetworks import open_path
+from dessilbi.lab.run.config import Config, DataConfig, ModelConfig, OptimizerConfig, ScheduleConfig
 from dessilbi.paper.baselines import iterative, slimming, soft_filters, tickets
 from dessilbi.paper.baselines import train as methods
 from dessilbi.paper.baselines.gradual import gradually_pruned
 from dessilbi.paper.baselines.scratch import scratch
 from dessilbi.paper.baselines.start import retrain
 from dessilbi.paper.published import LOTTERY
+from dessilbi.paper.sweep.sweep import Job, Label
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from dessilbi.lab.rundir import RunDir
+    from dessilbi.lab.run.directory import RunDir
     from dessilbi.paper.recipe import Scale
     from dessilbi.path import Mask
 

@@ -1,0 +1,111 @@
+"""``dessilbi frontier``: what accuracy a run can offer for every budget."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path  # noqa: TC003 - tyro reads the annotations
+from typing import TYPE_CHECKING, Literal
+
+import tyro
+
+from dessilbi.lab.analysis.frontier import DENSITIES, FILE, curves, frontier
+from dessilbi.lab.run.config import ConfigError
+from dessilbi.lab.run.directory import RunDir, clear_errors
+from dessilbi.lab.training.loop import Place
+from dessilbi.lab.training.terminal import plain_console
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from dessilbi.lab.analysis.frontier import Curve
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrontierCommand:
+    """Accuracy against density, parameters and multiply-adds, for every budget of a run.
+
+    Other runs are shown beside it. Runs that differ in nothing else become one curve: those of
+    several seeds are averaged, those that were pruned to different densities are its points.
+    """
+
+    runs: tyro.conf.Positional[tuple[Path, ...]]
+    """Run directories; the first is the one looked at."""
+    densities: tuple[float, ...] = DENSITIES
+    """Budgets, as fractions of the weights."""
+    judge_on: Literal["test", "validation"] | None = None
+    """Which images; by default those that the run was judged on."""
+    picture: Path | None = None
+    """Where to draw (.png, .svg or .pdf); by default frontier.png in the first run directory."""
+    data_dir: Path | None = None
+    """Where the data lies; also $DESSILBI_DATA and the user cache are searched."""
+    download: bool = False
+    """Fetch the data if it is not found."""
+    threads: int | None = None
+    """Threads of torch on the CPU; by default all cores."""
+
+
+def frontier_command(arguments: list[str]) -> None:
+    """``dessilbi frontier RUN [RUN ...]``."""
+    command = tyro.cli(FrontierCommand, prog="dessilbi frontier", args=arguments)
+    if not command.runs:
+        raise ConfigError("name at least one run directory")
+    if not command.densities:
+        raise ConfigError("name at least one density, or leave --densities out")
+    for density in command.densities:
+        if not 0 < density <= 1:
+            raise ConfigError(f"densities must lie in (0, 1], got {density}")
+    if command.threads is not None:
+        if command.threads < 1:
+            raise ConfigError(f"threads must be >= 1, got {command.threads}")
+        import torch
+
+        torch.set_num_threads(command.threads)
+    console = plain_console()
+    place = Place(data_dir=command.data_dir, download=command.download)
+    found = []
+    for folder in command.runs:
+        run = RunDir.open(folder)
+        with console.status(f"{run.path.name}: evaluating") as status:
+            points, judged_on = frontier(
+                run, place, command.densities, command.judge_on, told=status.update
+            )
+        found.append((run, points, judged_on))
+    drawn = curves(found)
+    for curve in drawn:
+        _print(curve, console)
+    _draw(drawn, command.picture or command.runs[0] / "frontier.png", found[0][0], console)
+    console.print(f"figures: {FILE} in each run directory", soft_wrap=True)
+
+
+def _print(curve: Curve, console: Console) -> None:
+    many = len(curve.seeds) > 1
+    spread = f"{'lowest':>8}{'highest':>8}" if many else ""
+    console.print(
+        f"\n{curve.name}: {curve.runs} run(s), {curve.epochs} epochs in all, seeds "
+        f"{', '.join(map(str, curve.seeds))}; accuracy in % on the {curve.judged_on} images",
+        soft_wrap=True,
+    )
+    console.print(f"{'density':>9}{'parameters':>12}{'MACs':>14}{'accuracy':>10}{spread}")
+    for k, at in enumerate(curve.points):
+        middle, low, high = curve.spread(k)
+        density = sum(p.density for p in at) / len(at)
+        parameters = round(sum(p.parameters for p in at) / len(at))
+        macs = round(sum(p.macs for p in at) / len(at))
+        ends = f"{low:8.2f}{high:8.2f}" if many else ""
+        console.print(f"{density:9.2%}{parameters:12,}{macs:14,}{middle:10.2f}{ends}")
+
+
+def _draw(drawn: list[Curve], file: Path, first: RunDir, console: Console) -> None:
+    try:
+        import matplotlib  # noqa: F401 - is it there?
+    except ModuleNotFoundError:
+        console.print("no picture: it needs matplotlib (pip install 'dessilbi[report]')")
+        return
+    from dessilbi.lab.analysis.frontier_picture import draw
+
+    if file.suffix not in (".png", ".svg", ".pdf"):
+        raise ConfigError(f"picture must end in .png, .svg or .pdf, got {file}")
+    config = first.config()
+    with clear_errors(file, "--picture"):
+        draw(drawn, file, f"{config.model.name} on {config.data.name}: one curve a method")
+    console.print(f"\npicture: {file}", soft_wrap=True)

@@ -1,0 +1,112 @@
+"""``dessilbi path`` and ``dessilbi subnet``: look at a run's path, and use a point of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path  # noqa: TC003 - tyro reads the annotations
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from dessilbi.cli.train import TrainCommand, competitor, run_to_the_end
+from dessilbi.lab.analysis.subnetworks import Choice, Retrain, open_path, prepare, settled_epoch
+from dessilbi.lab.run.directory import RunDir
+from dessilbi.lab.training.distributed import leads
+from dessilbi.lab.training.loop import Place
+from dessilbi.lab.training.terminal import plain_console
+
+if TYPE_CHECKING:
+    from dessilbi.path import SolutionPath
+
+
+@dataclass(frozen=True, kw_only=True)
+class PathCommand:
+    """What entered Gamma, epoch by epoch."""
+
+    run: tyro.conf.Positional[Path]
+    """A run directory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubnetCommand:
+    """A subnetwork of a run as a run of its own.
+
+    Without --retrain the weights of the run are used as they are (one-shot). The mask is held
+    exactly while training. Running the same command again resumes it.
+    """
+
+    run: tyro.conf.Positional[Path]
+    """The run directory whose path is chosen from."""
+    choice: Annotated[Choice, tyro.conf.arg(name="")] = field(default_factory=Choice)
+    retrain: str | None = None
+    """scratch (same initialisation, same epochs), scratch-b (same multiply-adds), rewind:EPOCH
+    (a kept epoch), finetune (last weights, last learning rate)."""
+    epochs: int | None = None
+    """Training epochs; by default what --retrain implies."""
+    seed: int | None = None
+    """Order of the images; the run's own by default."""
+    optimizer: Annotated[str | None, tyro.conf.arg(name="with")] = None
+    """Train with a row of the paper's table (sgd-mom-wd, ...) instead of the run's optimizer."""
+    place: Annotated[Place, tyro.conf.arg(name="")] = field(default_factory=Place)
+    threads: int | None = None
+    """Threads of torch on the CPU; by default all cores."""
+
+
+def path(arguments: list[str]) -> None:
+    """``dessilbi path RUN``."""
+    command = tyro.cli(PathCommand, prog="dessilbi path", args=arguments)
+    run = RunDir.open(command.run)
+    found = open_path(run)
+    console = plain_console()
+    records = {record["epoch"]: record for record in run.records()}
+    console.print(f"{'epoch':>6}{'density':>9}{'dense':>8}{'sparse':>8}{'recal.':>8}{'gap':>9}")
+    settled = settled_epoch(found, run.config().stop)
+    for epoch in found.epochs:
+        record = records.get(epoch, {})
+        cells = "".join(
+            f"{record[name]:8.2f}" if name in record else f"{'-':>8}"
+            for name in ("accuracy", "sparse_accuracy", "recalibrated_accuracy")
+        )
+        mark = "   settled" if epoch == settled else ""
+        console.print(f"{epoch:6}{found.density(epoch):9.4f}{cells}{found.gap(epoch):9.3f}{mark}")
+    console.print(_entries(found), soft_wrap=True)
+
+
+def _entries(found: SolutionPath) -> str:
+    lines = ["\nlayer: groups that entered, first and last step of entry"]
+    for layer in found.layers:
+        steps = found.entry_steps(layer.name)
+        inside = steps[steps >= 0]
+        if not len(inside):
+            lines.append(f"  {layer.name}: none of {layer.groups}")
+            continue
+        lines.append(
+            f"  {layer.name}: {len(inside)} of {layer.groups}, "
+            f"step {int(inside.min())} to {int(inside.max())}"
+        )
+    return "\n".join(lines)
+
+
+def subnet(arguments: list[str]) -> None:
+    """``dessilbi subnet RUN --density 0.05 [--retrain scratch]``."""
+    command = tyro.cli(SubnetCommand, prog="dessilbi subnet", args=arguments)
+    config = prepare(
+        RunDir.open(command.run),
+        command.choice,
+        Retrain.parse(command.retrain),
+        command.place.runs,
+        epochs=command.epochs,
+        seed=command.seed,
+        optimizer=None if command.optimizer is None else competitor(command.optimizer),
+    )
+    run = run_to_the_end(TrainCommand(config=config, place=command.place, threads=command.threads))
+    if not leads():
+        return
+    first = run.records()[0]
+    assert config.start is not None
+    plain_console().print(
+        f"{config.start.mask}: {first['density']:.2%} of the weights, values of "
+        f"{config.start.weights}; before training {first['accuracy']:.2f} %, "
+        f"{first['recalibrated_accuracy']:.2f} % with BatchNorm recalibrated",
+        soft_wrap=True,
+    )

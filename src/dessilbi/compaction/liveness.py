@@ -1,0 +1,42 @@
+"""Which channels stay: as few as keep the function."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from dessilbi.graph.channels import Kept
+
+if TYPE_CHECKING:
+    from dessilbi.graph.analysis import Analysis
+    from dessilbi.graph.steps import Step
+
+
+def decide(analysis: Analysis) -> Kept:
+    """Channels with which the network is the same function; others have no effect left."""
+    kept = Kept(analysis.classes)
+    while True:
+        before = kept.count
+        here = present(analysis, kept)
+        for step in reversed(here):
+            step.need(kept)
+        if kept.count > before:
+            continue
+        for step in reversed(here):
+            step.settle(kept)
+        for step in here:
+            # What is computed has at least one channel, dead or not.
+            if step.flow is not None and not bool(kept.of(step.flow).any()):
+                kept.add(step.flow, torch.tensor([0]))
+        if kept.count == before:
+            return kept
+
+
+def present(analysis: Analysis, kept: Kept) -> list[Step]:
+    """Steps whose results still reach the output, in order."""
+    wanted = {node for node in analysis.steps if node.op == "output"}
+    for node in reversed(analysis.steps):
+        if node in wanted:
+            wanted.update(analysis.steps[node].reads(kept))
+    return [step for node, step in analysis.steps.items() if node in wanted]

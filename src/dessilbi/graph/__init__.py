@@ -1,0 +1,1 @@
+"""The structure of a network: operations, channels, what must leave together."""

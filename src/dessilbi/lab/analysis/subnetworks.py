@@ -1,0 +1,303 @@
+"""A subnetwork of a finished run as a run of its own: chosen, started, its mask held."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import torch
+
+from dessilbi.lab.analysis.networks import network_without_data, weights_under
+from dessilbi.lab.analysis.sizes import size_under
+from dessilbi.lab.data.load import CARDS
+from dessilbi.lab.run.checkpoint import OPTIMIZER, load_optimizer
+from dessilbi.lab.run.config import (
+    Config,
+    ConfigError,
+    FreezeConfig,
+    NestedConfig,
+    PruneConfig,
+    ScheduleConfig,
+    StartConfig,
+    StopConfig,
+)
+from dessilbi.lab.run.directory import LAST, MASK, PATH, START, RunDir, RunError
+from dessilbi.lab.training.schedule import lr_factor
+from dessilbi.path import FormatError, Mask, SolutionPath
+from dessilbi.subnet.project import masked_weights, zero_outside
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+    from dessilbi.lab.run.config import OptimizerConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """Which point of the path; exactly one of the first four."""
+
+    density: float | None = None
+    """Fraction of the weights."""
+    parameters: int | None = None
+    """Number of weights."""
+    epoch: int | None = None
+    """The support of Gamma after this epoch."""
+    stable: bool = False
+    """The support of Gamma at the epoch where it settled."""
+    order: str | None = None
+    """Ranking for a budget; by default the best one known (docs/subnets.md)."""
+
+    def mask(self, path: SolutionPath, stop: StopConfig | None = None) -> tuple[Mask, str]:
+        """The mask, and how it was chosen in words; ``stop`` is the run's rule of settling."""
+        given = [self.density, self.parameters, self.epoch, self.stable or None]
+        if sum(value is not None for value in given) != 1:
+            raise ConfigError("choose one of --density, --parameters, --epoch and --stable")
+        if self.stable:
+            epoch = settled_epoch(path, stop or StopConfig())
+            if epoch is None:
+                raise ConfigError(
+                    f"the support did not settle within {len(path.epochs)} epochs; "
+                    "train longer, or choose --epoch or --density"
+                )
+            return path.mask(epoch=epoch), f"settled at epoch {epoch}"
+        if self.epoch is not None:
+            return path.mask(epoch=self.epoch), f"epoch {self.epoch}"
+        mask = path.mask(density=self.density, parameters=self.parameters, order=self.order)
+        budget = f"density {self.density:g}" if self.parameters is None else f"{mask.kept} weights"
+        return mask, f"{budget} by {self.order or path.default_order}"
+
+
+@dataclass(frozen=True)
+class Retrain:
+    """How a subnetwork is trained; ``parse`` reads the command line's word for it."""
+
+    how: Literal["one-shot", "scratch", "scratch-b", "rewind", "finetune"]
+    epoch: int = 0
+
+    @classmethod
+    def parse(cls, word: str | None) -> Retrain:
+        """``None``, scratch, scratch-b, rewind:30 or finetune."""
+        if word is None:
+            return cls("one-shot")
+        if word in ("scratch", "scratch-b", "finetune"):
+            return cls(word)  # type: ignore[arg-type]
+        if found := re.fullmatch(r"rewind:(\d+)", word):
+            return cls("rewind", int(found[1]))
+        raise ConfigError(
+            f"retrain must be scratch, scratch-b, rewind:EPOCH or finetune, got {word!r}"
+        )
+
+
+def open_path(run: RunDir) -> SolutionPath:
+    """The path that a run recorded."""
+    if not (run.path / PATH).is_file():
+        raise RunError(f"{run.path} has no {PATH}: only runs of DessiLBI record one")
+    return SolutionPath.load(run.path / PATH)
+
+
+def settled_epoch(path: SolutionPath, stop: StopConfig) -> int | None:
+    """The epoch at which a run's own rule finds the support settled."""
+    return path.stable_epoch(stop.window, stop.tolerance, stop.distance)
+
+
+class Start(NamedTuple):
+    """What a subnetwork's run begins with, as :func:`prepare` left it."""
+
+    weights: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
+    """State of the optimizer, V above all; empty if it begins anew."""
+    mask: Mask
+
+
+def load_start(run: RunDir, start: StartConfig) -> Start:
+    """Read the start of a subnetwork's run, and see that it is the one it was made with."""
+    tensors = run.read_tensors(START)
+    try:
+        mask = Mask.load(run.path / MASK)
+    except (OSError, FormatError) as error:
+        raise RunError(f"{error}; remove {run.path} and run `dessilbi subnet` again") from error
+    if _digest(tensors, mask) != start.digest:
+        raise RunError(
+            f"{MASK} or {START} in {run.path} is not the one that the run was made with; "
+            "remove the folder and run `dessilbi subnet` again"
+        )
+    weights = {name: t for name, t in tensors.items() if not name.startswith(OPTIMIZER)}
+    state = {n.removeprefix(OPTIMIZER): t for n, t in tensors.items() if n.startswith(OPTIMIZER)}
+    return Start(weights, state, mask)
+
+
+def take_up(optimizer: Optimizer, state: dict[str, Tensor], model: nn.Module, mask: Mask) -> None:
+    """Let an optimizer go on with the state of a :class:`Start`, zero where the weights are."""
+    load_optimizer(optimizer, state)
+    zero_outside(
+        [
+            (tensor, keep)
+            for p, keep in masked_weights(model, mask)
+            for tensor in optimizer.state[p].values()
+            if isinstance(tensor, torch.Tensor) and tensor.shape == p.shape
+        ]
+    )
+
+
+def prepare(
+    parent: RunDir,
+    choice: Choice,
+    retrain: Retrain,
+    runs: Path,
+    *,
+    epochs: int | None = None,
+    seed: int | None = None,
+    optimizer: OptimizerConfig | None = None,
+) -> Config:
+    """Make the run directory of a subnetwork, mask and weights inside, and return its config.
+
+    Args:
+        parent: the run whose path is chosen from.
+        choice: the point of the path.
+        retrain: what is to be done with it.
+        runs: folder of the new run directory.
+        epochs: training epochs; by default as long as the parent (scratch), what the parent had
+            left (rewind), or a quarter (finetune).
+        seed: order of the images; the parent's by default.
+        optimizer: trains the subnetwork; the parent's by default, which goes on with V and momentum
+            as they were where the network is rewound or fine-tuned.
+    """
+    before = parent.config()
+    mask, words = choice.mask(open_path(parent), before.stop)
+    own = optimizer in (None, before.optimizer)
+    twin = own and before.optimizer.name == "dessilbi"
+    weights, name = _tensors(parent, retrain, mask, with_twin=twin)
+    config = replace(
+        before,
+        name=f"{before.name}-{retrain.how}",
+        stop=StopConfig(),
+        nested=NestedConfig(),
+        prune=PruneConfig(),
+        freeze=FreezeConfig(),
+        keep=(),
+        epochs=0 if retrain.how == "one-shot" else _epochs(before, retrain, mask, epochs),
+        seed=before.seed if seed is None else seed,
+        optimizer=optimizer or before.optimizer,
+    )
+    if retrain.how == "scratch-b" and before.epochs:
+        stretch = config.epochs / before.epochs
+        config = replace(config, schedule=_stretched(before.schedule, stretch))
+    if retrain.how == "finetune":
+        config = _at_the_last_rate(config, before, done=_epochs_done(parent))
+    start = StartConfig(
+        parent=parent.path.resolve().name,  # also of `dessilbi subnet .`
+        mask=words,
+        weights=name,
+        epoch=retrain.epoch if retrain.how == "rewind" else 0,
+    )
+    return started(config, start, weights, mask, runs)
+
+
+def started(
+    config: Config, start: StartConfig, tensors: dict[str, Tensor], mask: Mask, runs: Path
+) -> Config:
+    """The configuration of a run that begins with given weights under a mask, which it holds.
+
+    Both are left in its run directory, where training finds them. Tensors whose names begin with
+    ``optimizer/`` are state of the optimizer, as a checkpoint has it.
+    """
+    config = replace(config, start=replace(start, digest=_digest(tensors, mask)))
+    run = RunDir.of(config, runs)
+    if not (run.path / MASK).exists():
+        mask.save(run.path / MASK)
+    if not (run.path / START).exists():
+        run.write_tensors(START, tensors)
+    return config
+
+
+def _tensors(
+    parent: RunDir, retrain: Retrain, mask: Mask, *, with_twin: bool
+) -> tuple[dict[str, Tensor], str]:
+    """The weights to begin with, and their name.
+
+    A network that goes on from where it was takes V and momentum along: with V = 0 the coupling
+    would pull its weights to zero until Gamma has grown anew, which at a late learning rate it does
+    not.
+    """
+    if retrain.how in ("scratch", "scratch-b"):
+        return parent.read_tensors("init.safetensors"), "init"
+    name, words = LAST, "last"
+    if retrain.how == "rewind":
+        name, words = f"checkpoint-{retrain.epoch}", f"epoch {retrain.epoch}"
+    checkpoint = parent.load(name)
+    if checkpoint is None:
+        way_out = "train it first"
+        if retrain.how == "rewind":
+            way_out = f"train it with --keep {retrain.epoch} to rewind there"
+        raise RunError(f"{parent.path} has no {name}; {way_out}")
+    tensors = weights_under(checkpoint, mask)
+    if with_twin and retrain.how in ("rewind", "finetune"):
+        state = checkpoint.part("optimizer")
+        tensors |= {f"{OPTIMIZER}{name}": tensor for name, tensor in state.items()}
+    return tensors, words
+
+
+def _epochs(before: Config, retrain: Retrain, mask: Mask, given: int | None) -> int:
+    if given is not None:
+        return given
+    if retrain.how == "rewind":
+        return max(before.epochs - retrain.epoch, 1)
+    if retrain.how == "finetune":
+        return max(before.epochs // 4, 1)
+    if retrain.how == "scratch":
+        return before.epochs  # Scratch-E: the epochs of the dense training
+    # Scratch-B: its multiply-adds, at most twice the epochs (Liu et al., Rethinking, ICLR 2019).
+    return round(before.epochs * min(2.0, 1 / max(share_of_macs(before, mask), 1e-9)))
+
+
+def share_of_macs(config: Config, mask: Mask) -> float:
+    """Multiply-adds of the masked network as a fraction of the dense one's; see Size."""
+    model = network_without_data(config)
+    image = torch.zeros(1, *CARDS[config.data.name].shape, dtype=getattr(torch, config.dtype))
+    return size_under(model, mask, image).macs / size_under(model, Mask({}), image).macs
+
+
+def _epochs_done(parent: RunDir) -> int:
+    """Epochs that the parent trained, which are fewer if it stopped early."""
+    last = parent.load(LAST)
+    return 0 if last is None else int(last.state["epoch"])
+
+
+def _at_the_last_rate(config: Config, before: Config, done: int) -> Config:
+    """Fine-tuning stays where the parent's schedule was in its last epoch."""
+    rewound = 0 if before.start is None else before.start.epoch
+    last = lr_factor(
+        before.schedule,
+        step=max(rewound + done - 1, 0),
+        steps_per_epoch=1,
+        epochs=rewound + before.epochs,
+    )
+    rate = config.optimizer.lr * (last if last > 0 else 1)
+    return replace(
+        config,
+        optimizer=replace(config.optimizer, lr=rate),
+        schedule=ScheduleConfig(kind="constant"),
+    )
+
+
+def _stretched(schedule: ScheduleConfig, factor: float) -> ScheduleConfig:
+    """The same course of the learning rate over more epochs."""
+    return replace(
+        schedule,
+        step_size=max(round(schedule.step_size * factor), 1),
+        milestones=tuple(round(m * factor) for m in schedule.milestones),
+    )
+
+
+def _digest(tensors: dict[str, Tensor], mask: Mask) -> str:
+    found = hashlib.sha256()
+    for part in (tensors, dict(mask.tensors)):
+        for name in sorted(part):
+            found.update(name.encode())
+            found.update(part[name].flatten().view(torch.uint8).numpy().data)
+    return found.hexdigest()[:16]

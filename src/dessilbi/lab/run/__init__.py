@@ -1,0 +1,1 @@
+"""A run: its configuration, directory and checkpoints."""

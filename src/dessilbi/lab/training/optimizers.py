@@ -1,0 +1,237 @@
+"""An optimizer for a model, from its configuration."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from fnmatch import fnmatch
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import nn
+
+from dessilbi.lab.run.config import ConfigError, OptimizerConfig
+from dessilbi.optim import DessiLBI, split_parameters
+from dessilbi.paper.optimizers.adabound import AdaBound
+from dessilbi.paper.optimizers.fused import dessilbi_fuses, torch_fuses
+from dessilbi.paper.optimizers.sgd_l1 import SGDL1, penalise_weights
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from torch import Tensor
+    from torch.optim import Optimizer
+
+
+def make_optimizer(
+    model: nn.Module, config: OptimizerConfig, shape: tuple[int, ...] | None = None
+) -> Optimizer:
+    """The optimizer that a configuration describes, over all parameters of a model.
+
+    Every optimizer takes the fastest step it has for the device of the model, so that times can be
+    compared; which one it is stands in ``optimizer.defaults["fused"]`` (``True``, or ``None`` for
+    the optimizer's own default; RAdam and AdaBound have no choice). It belongs to the machine:
+    loading a state_dict from another machine does not change it.
+
+    Args:
+        model: the network, already on its device and in its dtype.
+        config: which optimizer, and its numbers.
+        shape: of one image; needed for ``config.coupled``.
+
+    Raises:
+        ConfigError: If the name is unknown, an option is set that this optimizer does not know, or
+            a value is out of its range.
+    """
+    _check(config)
+    # Nobody else asks for the shape of an image.
+    make = partial(_dessilbi, shape=shape) if config.name == "dessilbi" else _MAKERS[config.name]
+    try:
+        optimizer = make(model, config)
+    except ValueError as error:
+        raise ConfigError(f"optimizer {config.name}: {error}") from error
+    optimizer.register_load_state_dict_pre_hook(_keep_fused)
+    return optimizer
+
+
+def twin_groups(
+    model: nn.Module, config: OptimizerConfig, shape: tuple[int, ...] | None = None
+) -> list[dict[str, Any]]:
+    """Which weights get a twin and how they are grouped, whichever optimizer trains them.
+
+    Args:
+        model: the network.
+        config: says it.
+        shape: of one image; needed for ``config.coupled``.
+    """
+    classifier = _last_linear(model)
+    exclude = list(config.exclude)
+    patterns: dict[str, dict[str, Any]] = {}
+    if config.classifier_lambd is not None:
+        if classifier is None:
+            raise ConfigError("classifier_lambd needs a network with a linear layer")
+        patterns[classifier] = {"lambd": config.classifier_lambd, "lambd_scale": None}
+    if config.penalty == "lasso":
+        patterns["*"] = {"penalty": "lasso"}
+    elif config.penalty == "group_lasso":
+        # Outputs of the classifier are classes: none may leave.
+        if classifier is not None and not any(fnmatch(classifier, p) for p in exclude):
+            exclude.append(classifier)
+        patterns["*"] = {"penalty": "group_lasso"}
+    return split_parameters(
+        model,
+        patterns or None,
+        exclude=exclude,
+        size_scaled=config.size_scaled,
+        init_scaled=config.init_scaled,
+        coupled=config.coupled,
+        example_input=_example(model, shape) if config.coupled else None,
+    )
+
+
+def _example(model: nn.Module, shape: tuple[int, ...] | None) -> Tensor:
+    if shape is None:
+        raise ConfigError("coupled=True needs the shape of the images; give shape=")
+    weight = next(model.parameters())
+    return torch.zeros(1, *shape, dtype=weight.dtype, device=weight.device)
+
+
+def _last_linear(model: nn.Module) -> str | None:
+    names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    return names[-1] if names else None
+
+
+def _dessilbi(
+    model: nn.Module, config: OptimizerConfig, shape: tuple[int, ...] | None = None
+) -> Optimizer:
+    return DessiLBI(
+        twin_groups(model, config, shape),
+        lr=config.lr,
+        kappa=config.kappa,
+        nu=config.nu,
+        lambd=config.lambd,
+        momentum=config.momentum,
+        nesterov=config.nesterov,
+        weight_decay=config.weight_decay,
+        decoupled_weight_decay=config.decoupled_weight_decay,
+        coupling=config.coupling,
+        fused=True if dessilbi_fuses(model) else None,
+    )
+
+
+def _sgd(model: nn.Module, config: OptimizerConfig) -> Optimizer:
+    if config.l1 == 0:
+        return torch.optim.SGD(
+            model.named_parameters(),
+            lr=config.lr,
+            momentum=config.momentum,
+            nesterov=config.nesterov,
+            weight_decay=config.weight_decay,
+            fused=True if torch_fuses(model) else None,
+        )
+    return SGDL1(
+        penalise_weights(model, config.l1),
+        lr=config.lr,
+        l1=config.l1,
+        momentum=config.momentum,
+        nesterov=config.nesterov,
+        weight_decay=config.weight_decay,
+        fused=True if torch_fuses(model) else None,
+    )
+
+
+def _adam(model: nn.Module, config: OptimizerConfig) -> Optimizer:
+    return torch.optim.Adam(
+        model.named_parameters(),
+        lr=config.lr,
+        weight_decay=config.weight_decay,
+        amsgrad=config.name == "amsgrad",
+        fused=True if torch_fuses(model) else None,
+    )
+
+
+def _adagrad(model: nn.Module, config: OptimizerConfig) -> Optimizer:
+    return torch.optim.Adagrad(
+        model.named_parameters(),
+        lr=config.lr,
+        weight_decay=config.weight_decay,
+        fused=True if torch_fuses(model, devices=("cpu",)) else None,
+    )
+
+
+def _radam(model: nn.Module, config: OptimizerConfig) -> Optimizer:
+    return torch.optim.RAdam(
+        model.named_parameters(), lr=config.lr, weight_decay=config.weight_decay
+    )
+
+
+def _adabound(model: nn.Module, config: OptimizerConfig) -> Optimizer:
+    return AdaBound(model.named_parameters(), lr=config.lr, weight_decay=config.weight_decay)
+
+
+_MAKERS: Final[Mapping[str, Callable[[nn.Module, OptimizerConfig], Optimizer]]] = {
+    "dessilbi": _dessilbi,
+    "sgd": _sgd,
+    "adam": _adam,
+    "amsgrad": _adam,
+    "adagrad": _adagrad,
+    "radam": _radam,
+    "adabound": _adabound,
+}
+
+_DEFAULTS: Final[Mapping[str, Any]] = {
+    field.name: field.default
+    for field in dataclasses.fields(OptimizerConfig)
+    if field.name != "name"
+}
+_ADAM_OPTIONS: Final = ("lr", "weight_decay")
+_OPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
+    "dessilbi": tuple(option for option in _DEFAULTS if option != "l1"),
+    "sgd": ("lr", "momentum", "nesterov", "weight_decay", "l1"),
+    "adam": _ADAM_OPTIONS,
+    "amsgrad": _ADAM_OPTIONS,
+    "adagrad": _ADAM_OPTIONS,
+    "radam": _ADAM_OPTIONS,
+    "adabound": _ADAM_OPTIONS,
+}
+
+
+def _check(config: OptimizerConfig) -> None:
+    """Refuse what an optimizer would ignore, and numbers that torch would let through."""
+    if config.name not in _MAKERS:
+        near = difflib.get_close_matches(str(config.name).lower(), _MAKERS, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else "."
+        raise ConfigError(f"unknown optimizer {config.name!r}{hint} Known: {', '.join(_MAKERS)}")
+    options = _OPTIONS[config.name]
+    for option, default in _DEFAULTS.items():
+        value = getattr(config, option)
+        if option not in options and value != default:
+            raise ConfigError(
+                f"optimizer {config.name} does not know {option} (got {option}={value!r}); "
+                f"leave it at {default!r}. {config.name} accepts {', '.join(options)}"
+            )
+    for option in ("lr", "momentum", "weight_decay", "l1"):
+        value = getattr(config, option)
+        if not 0 <= value < math.inf:
+            raise ConfigError(
+                f"optimizer {config.name}: {option} must be >= 0 and finite, got {value!r}"
+            )
+    if config.nesterov and config.momentum == 0:
+        raise ConfigError(
+            f"optimizer {config.name}: nesterov=True needs momentum > 0, got "
+            f"momentum={config.momentum!r}; set momentum=0.9 or nesterov=False"
+        )
+    if config.init_scaled is not None and config.lambd != _DEFAULTS["lambd"]:
+        raise ConfigError(
+            f"optimizer {config.name}: init_scaled={config.init_scaled!r} takes the place of "
+            f"lambd, got lambd={config.lambd!r} as well; choose one"
+        )
+
+
+def _keep_fused(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    """A state_dict to load, with this machine's choice in place of the one it was saved with."""
+    if "fused" not in optimizer.defaults:
+        return state_dict
+    here = {"fused": optimizer.defaults["fused"]}
+    return {**state_dict, "param_groups": [group | here for group in state_dict["param_groups"]]}

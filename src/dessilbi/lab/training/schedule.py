@@ -1,0 +1,110 @@
+"""The learning rate as a function of the step alone: a resumed run needs no scheduler state.
+
+Before each step of a run: ``set_lr(optimizer, lr_factor(schedule, step=step, ...))``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from dessilbi.lab.run.config import ConfigError
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from dessilbi.lab.run.config import ScheduleConfig
+
+_KINDS = ("constant", "step", "multistep", "cosine")
+
+
+def lr_factor(config: ScheduleConfig, *, step: int, steps_per_epoch: int, epochs: int) -> float:
+    r"""What the base rate is multiplied by at a step, counted from 0 over the whole run.
+
+    The product of warm-up and decay. With :math:`s` the step, :math:`e` its epoch, :math:`w` the
+    steps of warm-up (``warmup`` epochs, rounded to a step) and :math:`T` the steps of the run:
+
+    ============  ===================================================================
+    warm-up       :math:`\min(1, (s + 1) / w)`: never 0, and 1 at the w-th step
+    constant      1
+    step          :math:`\gamma^{\lfloor e / \mathrm{step\_size} \rfloor}`
+    multistep     :math:`\gamma^n`, n the milestones with :math:`m \le e`, in any order
+    cosine        :math:`(1 + \cos(\pi (s - w) / (T - w))) / 2`; 1 before, 0 after the end
+    ============  ===================================================================
+
+    Epochs are counted from the start of the run, warm-up included. A warm-up longer than the run
+    ends on its way up.
+
+    Args:
+        config: the schedule.
+        step: steps made so far.
+        steps_per_epoch: steps of an epoch.
+        epochs: epochs of the whole run; only cosine depends on it.
+
+    Raises:
+        ConfigError: If the schedule itself is not sound.
+        ValueError: If a count is out of range.
+    """
+    _check(config)
+    for name, value, least in (
+        ("step", step, 0),
+        ("steps_per_epoch", steps_per_epoch, 1),
+        ("epochs", epochs, 0),
+    ):
+        if value < least:
+            raise ValueError(f"{name} must be >= {least}, got {value}")
+    warmup_steps = round(config.warmup * steps_per_epoch)
+    rise = (step + 1) / warmup_steps if step < warmup_steps else 1.0
+    epoch = step // steps_per_epoch
+    if config.kind == "step":
+        return rise * _drops(config.gamma, epoch // config.step_size)
+    if config.kind == "multistep":
+        return rise * _drops(config.gamma, sum(m <= epoch for m in config.milestones))
+    if config.kind == "cosine":
+        return rise * _cosine(step - warmup_steps, steps_per_epoch * epochs - warmup_steps)
+    return rise
+
+
+def set_lr(optimizer: Optimizer, factor: float) -> None:
+    """Set the rate of each group to its base rate times a factor.
+
+    The base rate is the one the group has when this is first called. It is kept in the group as
+    ``initial_lr``, a float, and so travels with the optimizer's state_dict: a loaded optimizer goes
+    on from the base rate it was saved with. Rates that are tensors are changed in place.
+    """
+    for group in optimizer.param_groups:
+        base = group["initial_lr"] = float(group.get("initial_lr", group["lr"]))
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(base * factor)
+        else:
+            group["lr"] = base * factor
+
+
+def _drops(gamma: float, count: int) -> float:
+    return math.pow(gamma, count)
+
+
+def _cosine(done: int, total: int) -> float:
+    """Half a cosine wave from 1 at 0 to 0 at ``total``; 1 if there is nothing to cover."""
+    if done <= 0 or total <= 0:
+        return 1.0
+    return (1 + math.cos(math.pi * min(done, total) / total)) / 2
+
+
+def _check(config: ScheduleConfig) -> None:
+    for rule, holds in {
+        f"kind must be one of {', '.join(_KINDS)}, got {config.kind!r}": config.kind in _KINDS,
+        f"warmup must be >= 0 and finite, got {config.warmup!r}": 0 <= config.warmup < math.inf,
+        f"gamma must be >= 0 and finite, got {config.gamma!r}": 0 <= config.gamma < math.inf,
+        f"step_size must be >= 1, got {config.step_size!r}": config.step_size >= 1,
+        f"milestones must be >= 0, got {config.milestones!r}": all(
+            m >= 0 for m in config.milestones
+        ),
+        "kind='multistep' needs milestones; give some, or kind='constant'": (
+            config.kind != "multistep" or len(config.milestones) > 0
+        ),
+    }.items():
+        if not holds:
+            raise ConfigError(f"schedule.{rule}")

@@ -1,0 +1,137 @@
+"""Is the learning rate below the safe step? Asked while a run goes on, without touching it."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from dessilbi.lab.data import batches
+from dessilbi.optim import DessiLBI
+from dessilbi.theory import LipschitzTrack, judge_step
+from dessilbi.theory.scope import numbers, outside
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+    from dessilbi.lab.data import Split
+    from dessilbi.lab.run.config import Config
+    from dessilbi.theory import StepVerdict
+
+LIVE_ITERATIONS = 12
+"""Products H v of a live estimate: enough for the largest eigenvalue to a few percent."""
+
+
+class Iteration(NamedTuple):
+    """An optimizer as the theorem sees it."""
+
+    lr: float
+    nu: float
+    l2: float
+    outside: tuple[str, ...]
+
+
+def iteration_of(optimizer: Optimizer) -> Iteration | None:
+    """The numbers that the bounds need; ``None`` for an optimizer that they are not about."""
+    if isinstance(optimizer, DessiLBI):
+        found = numbers(optimizer)
+        return Iteration(found.lr, found.nu, found.l2, outside(optimizer))
+    if type(optimizer) is torch.optim.SGD:  # DessiLBI without a twin
+        group = optimizer.param_groups[0]
+        momentum = group["momentum"]
+        reasons = (f"momentum {momentum:g} (the theorem has none)",) if momentum else ()
+        return Iteration(float(group["lr"]), math.inf, float(group["weight_decay"]), reasons)
+    return None
+
+
+class StepCheck:
+    """Estimates the curvature on a batch before each epoch and warns when lr is too large for it.
+
+    Nothing of the run changes: batches come from their own generators, the random state is put
+    back, and BatchNorm's statistics are copies.
+
+    Args:
+        model: the network in training.
+        optimizer: its optimizer.
+        train: where the batches come from.
+        config: of the run.
+        processes: how many share the run.
+        say: is given the warnings.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        train: Split,
+        config: Config,
+        processes: int,
+        say: Callable[[str], None],
+    ) -> None:
+        self._model, self._optimizer, self._train = model, optimizer, train
+        self._config, self._say = config, say
+        self._above = False
+        self._can = True
+        if processes > 1:  # shared BatchNorm would wait for the others
+            self._refuse(f"--check-step works in one process, not in {processes}; nothing checked")
+        elif iteration_of(optimizer) is None:
+            self._refuse(
+                f"--check-step is about dessilbi and sgd; {config.optimizer.name} is not checked"
+            )
+
+    def _refuse(self, reason: str) -> None:
+        self._can = False
+        self._say(reason)
+
+    def __call__(self, epoch: int) -> StepVerdict | None:
+        """Check the learning rate that the optimizer has now, and say what changed."""
+        found = iteration_of(self._optimizer) if self._can else None
+        if found is None:
+            return None
+        batch = self._batch(epoch)
+        track = LipschitzTrack(
+            self._model,
+            cross_entropy,
+            [batch],
+            weight_decay=found.l2,
+            max_iter=LIVE_ITERATIONS,
+            tol=0.02,
+            margin=math.inf,
+        )
+        try:
+            track()
+        except (RuntimeError, ValueError) as error:  # no reason to end the run
+            self._refuse(f"epoch {epoch + 1}: the step cannot be checked: {error}")
+            return None
+        verdict = judge_step(found.lr, found.nu, track.estimate, found.outside)
+        self._tell(epoch, verdict, track.estimate.value, len(batch[1]))
+        return verdict
+
+    def _batch(self, epoch: int) -> tuple[Tensor, Tensor]:
+        config = self._config
+        return next(iter(batches(self._train, config.batch_size, seed=config.seed, epoch=epoch)))
+
+    def _tell(self, epoch: int, verdict: StepVerdict, lip: float, images: int) -> None:
+        above = verdict.lr >= verdict.bounds.safe
+        if above == self._above:
+            return
+        self._above = above
+        found = f"Lip {lip:.3g} on {images} images, nu {verdict.nu:g}"
+        if not above:
+            self._say(
+                f"epoch {epoch + 1}: lr {verdict.lr:.3g} is below the safe step "
+                f"{verdict.bounds.safe:.3g} again ({found})"
+            )
+            return
+        reasons = "; ".join(verdict.outside)
+        self._say(
+            f"epoch {epoch + 1}: lr {verdict.lr:.3g} is above the safe step "
+            f"{verdict.bounds.safe:.3g} (the paper's: {verdict.bounds.paper:.3g}; {found}): full "
+            "gradient steps of this size need not descend"
+            + (f". Outside the theorem: {reasons}" if reasons else "")
+        )

@@ -1,0 +1,351 @@
+"""Many runs: a grid of settings times seeds, several at a time, resumable, none stops the others.
+
+A job is a configuration, or a function that makes one from the runs it needs (a subnetwork of a
+trained network, for example). What is finished is found again by its run directory, so that a sweep
+that was stopped or killed goes on where it was.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import time
+from collections import deque
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from dessilbi.lab.run.config import Config, ConfigError
+from dessilbi.lab.run.directory import LAST, RunDir
+from dessilbi.lab.training.loop import Interrupted, Place
+from dessilbi.lab.training.stop_request import StopRequest
+from dessilbi.paper.sweep.work import BUSY, DONE, INTERRUPTED, PREEMPTED, TRAIN, Order
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from dessilbi.paper.sweep.executors import Executor, Handle
+
+Label = str | int | float
+ATTEMPTS = 2
+BUSY_SECONDS = 2.0
+FINISHED = "was finished before"
+
+
+def trained(run: RunDir, config: Config) -> bool:
+    """Whether a run has reached its last epoch, or stopped because it had settled."""
+    file = run.path / LAST / "state.json"
+    try:
+        state = json.loads(file.read_text())
+        return bool(state["epoch"] >= config.epochs or state.get("settled"))
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One run of a sweep."""
+
+    key: str
+    """Unique in the sweep."""
+    config: Config | Callable[[Mapping[str, RunDir]], Config]
+    """The configuration, or how it is made when the runs in ``needs`` are there."""
+    needs: tuple[str, ...] = ()
+    """Keys of jobs that must be done before."""
+    labels: Mapping[str, Label] = field(default_factory=dict)
+    """What it is in the grid, for tables."""
+    entry: str = TRAIN
+    """Function that does it, as ``module:function``; by default training."""
+    options: Mapping[str, str] = field(default_factory=dict)
+    finished: Callable[[RunDir, Config], bool] = trained
+    epochs: int | None = None
+    """How long it takes, relative to others; needed only where the configuration is made later."""
+
+    @property
+    def weight(self) -> float:
+        """Work of the job, for the time that is left."""
+        if isinstance(self.config, Config):
+            return float(max(self.config.epochs, 1))
+        return float(self.epochs or 1)
+
+
+Status = Literal["done", "failed", "skipped"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended."""
+
+    status: Status
+    run: RunDir | None = None
+    seconds: float | None = None
+    """Of this sweep; ``None`` if the run was finished before."""
+    message: str = ""
+    attempts: int = 0
+
+
+def grid(base: Config, axes: Mapping[str, Sequence[Any]], seeds: Iterable[int] = (0,)) -> list[Job]:
+    """All combinations of settings, each with every seed.
+
+    The seed decides initialisation and order of the images, so all settings of a seed start alike.
+
+    Args:
+        base: what stays the same.
+        axes: values by setting, nested ones with dots: ``{"optimizer.kappa": (1.0, 2.0)}``.
+        seeds: the seeds.
+    """
+    jobs = []
+    for values in itertools.product(*axes.values()):
+        chosen = dict(zip(axes, values, strict=True))
+        config = base
+        for name, value in chosen.items():
+            config = changed(config, name, value)
+        words = "/".join(f"{name.rpartition('.')[2]}={value}" for name, value in chosen.items())
+        for seed in seeds:
+            key = "/".join(filter(None, [base.name, words, f"seed={seed}"]))
+            labels = {**chosen, "seed": seed}
+            jobs.append(Job(key=key, config=replace(config, seed=seed), labels=labels))
+    return jobs
+
+
+def changed(config: Any, name: str, value: Any) -> Any:
+    """A configuration with one setting changed, ``optimizer.kappa`` for example."""
+    first, _, rest = name.partition(".")
+    known = [f.name for f in dataclasses.fields(config)]
+    if first not in known:
+        raise ConfigError(f"there is no setting {first!r}; known: {', '.join(known)}")
+    if rest:
+        value = changed(getattr(config, first), rest, value)
+    return replace(config, **{first: value})
+
+
+class Sweep:
+    """Runs jobs, several at a time.
+
+    A job that fails is tried once more when the others have been started; if it fails again, it is
+    reported and the jobs that need it are skipped. The others go on.
+
+    Args:
+        jobs: what to run; a job comes after those that it needs.
+        executor: where.
+        place: folders and device of the runs.
+        threads: threads of each run.
+        tell: is given a line for whatever happens.
+        ended: is called after each job, with its outcome.
+        report_seconds: how often a line tells the progress while nothing happens.
+    """
+
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        executor: Executor,
+        place: Place | None = None,
+        *,
+        threads: int | None = None,
+        tell: Callable[[str], None] = lambda line: None,
+        ended: Callable[[Job, Outcome], None] = lambda job, outcome: None,
+        report_seconds: float = 60.0,
+    ) -> None:
+        self._check(jobs)
+        self.jobs, self.executor, self.place = jobs, executor, place or Place()
+        self.threads, self.tell, self.ended = threads, tell, ended
+        self.report_seconds = report_seconds
+        self.outcomes: dict[str, Outcome] = {}
+        self._waiting = deque(jobs)
+        self._running: dict[str, _Running] = {}
+        self._attempts: dict[str, int] = {}
+        self._busy: dict[str, float] = {}
+        self._began = self._reported = time.monotonic()
+        self._work_here = 0.0
+
+    @staticmethod
+    def _check(jobs: Sequence[Job]) -> None:
+        seen: set[str] = set()
+        for job in jobs:
+            if job.key in seen:
+                raise ValueError(f"key {job.key!r} is used by two jobs; keys must be unique")
+            for need in job.needs:
+                if need not in seen:
+                    raise ValueError(f"job {job.key!r} needs {need!r}, which must come before it")
+            seen.add(job.key)
+
+    def run(self) -> dict[str, Outcome]:
+        """Until every job is done, has failed, or cannot run; returns the outcomes by key.
+
+        Raises:
+            Interrupted: stopped by Ctrl-C or SIGTERM; all runs are saved.
+        """
+        with StopRequest() as stop:
+            try:
+                self._settle_finished()
+                while self._waiting or self._running:
+                    moved = self._collect()
+                    if stop.made:
+                        raise Interrupted("stopped; run the same command again to continue")
+                    moved = self._start_ready() or moved
+                    if not moved:
+                        self._report()
+                        time.sleep(0.05)
+            finally:
+                self._stop_all()
+        return self.outcomes
+
+    # ------------------------------------------------------------------ starting
+
+    def _settle_finished(self) -> None:
+        """Settle what was finished before, wherever it stands in the queue.
+
+        Its results are then there while the others run, and no time is set aside for it. Where the
+        configuration is yet to be made it waits for its turn.
+        """
+        for job in self.jobs:
+            if isinstance(job.config, Config):
+                run = RunDir(self.place.runs / job.config.run_name)
+                if job.finished(run, job.config):
+                    self._waiting.remove(job)
+                    self._settle(job, Outcome("done", run, message=FINISHED))
+        self._began = time.monotonic()
+
+    def _start_ready(self) -> bool:
+        """Start what can be started, or settle it if it is finished already."""
+        for _ in range(len(self._waiting)):
+            if len(self._running) >= self.executor.width:
+                return False
+            job = self._waiting.popleft()
+            missing = [need for need in job.needs if need not in self.outcomes]
+            lost = [n for n in job.needs if n not in missing and self.outcomes[n].status != "done"]
+            if lost:
+                self._settle(job, Outcome("skipped", message=f"needs {lost[0]}, which failed"))
+                return True
+            if missing or self._busy.get(job.key, 0) > time.monotonic():
+                self._waiting.append(job)
+                continue
+            self._start(job)
+            return True
+        return False
+
+    def _start(self, job: Job) -> None:
+        before, first = time.monotonic(), job.key not in self._attempts
+        self._attempts[job.key] = self._attempts.get(job.key, 0) + 1
+        try:
+            config = job.config
+            if not isinstance(config, Config):
+                runs = {need: self.outcomes[need].run for need in job.needs}
+                config = config({key: run for key, run in runs.items() if run is not None})
+            run = RunDir(self.place.runs / config.run_name)
+            if job.finished(run, config):
+                self._settle(job, Outcome("done", run, message=FINISHED))
+                return
+            order = Order(config, self.place, job.entry, job.options, self.threads)
+            if first:
+                self.tell(f"started {job.key}")
+            share = _share(run, config)
+            handle = self.executor.start(job.key, order)
+        except Exception as error:  # a subnetwork that cannot be made must not stop the sweep
+            self._failed(job, f"{type(error).__name__}: {error}")
+            return
+        self._running[job.key] = _Running(job, config, run, handle, before, share)
+
+    # ------------------------------------------------------------------ ending
+
+    def _collect(self) -> bool:
+        """Look which runs have ended."""
+        moved = False
+        for key, one in list(self._running.items()):
+            code = one.handle.code()
+            if code is None:
+                continue
+            moved = True
+            del self._running[key]
+            if code == DONE:
+                self._work_here += one.job.weight * (1 - one.share)
+                seconds = time.monotonic() - one.began
+                attempts = self._attempts[key]
+                self._settle(one.job, Outcome("done", one.run, seconds, attempts=attempts))
+            elif code == INTERRUPTED:
+                raise Interrupted("stopped; run the same command again to continue")
+            elif code == BUSY:
+                if key not in self._busy:
+                    self.tell(f"{key}: another process works on it; will look again")
+                self._busy[key] = time.monotonic() + BUSY_SECONDS
+                self._queue_again(one.job)
+            elif code == PREEMPTED:
+                self.tell(f"{key}: was asked to end, and is saved; queued again")
+                self._queue_again(one.job)
+            else:
+                self._failed(one.job, one.handle.why())
+        return moved
+
+    def _queue_again(self, job: Job) -> None:
+        """For later, as if it had not been started: it did not fail."""
+        self._attempts[job.key] -= 1
+        self._waiting.append(job)
+
+    def _failed(self, job: Job, why: str) -> None:
+        attempts = self._attempts[job.key]
+        if attempts < ATTEMPTS:
+            self.tell(f"FAILED {job.key}: {why}; will try once more")
+            self._waiting.append(job)
+            return
+        self._settle(job, Outcome("failed", message=why, attempts=attempts))
+
+    def _settle(self, job: Job, outcome: Outcome) -> None:
+        self.outcomes[job.key] = outcome
+        took = "" if outcome.seconds is None else f" in {clock(outcome.seconds)}"
+        word = outcome.status if outcome.status == "done" else outcome.status.upper()
+        said = f": {outcome.message}" if outcome.message else ""
+        self.tell(f"[{len(self.outcomes)}/{len(self.jobs)}] {word} {job.key}{took}{said}")
+        self.ended(job, outcome)
+
+    def _stop_all(self) -> None:
+        for one in self._running.values():
+            one.handle.ask_to_stop()
+        for one in self._running.values():
+            one.handle.wait()
+        self._running = {}
+
+    # ------------------------------------------------------------------ progress
+
+    def _report(self) -> None:
+        now = time.monotonic()
+        if now - self._reported < self.report_seconds:
+            return
+        self._reported = now
+        under_way = ", ".join(
+            f"{key} {_share(one.run, one.config):.0%}" for key, one in self._running.items()
+        )
+        left = self.seconds_left()
+        guess = "" if left is None else f"; about {clock(left)} left"
+        self.tell(f"[{len(self.outcomes)}/{len(self.jobs)}] running: {under_way}{guess}")
+
+    def seconds_left(self) -> float | None:
+        """A guess from the work done so far in this sweep; ``None`` before there is any."""
+        here, left = self._work_here, sum(job.weight for job in self._waiting)
+        for one in self._running.values():
+            share = _share(one.run, one.config)
+            here += one.job.weight * (share - one.share)
+            left += one.job.weight * (1 - share)
+        return (time.monotonic() - self._began) * left / here if here > 0 else None
+
+
+@dataclass(frozen=True)
+class _Running:
+    job: Job
+    config: Config
+    run: RunDir
+    handle: Handle
+    began: float
+    share: float
+    """What was done of it before this attempt."""
+
+
+def _share(run: RunDir, config: Config) -> float:
+    """How much of a run is done, by the epochs in its record."""
+    records = run.records()
+    return min(records[-1]["epoch"] / max(config.epochs, 1), 1.0) if records else 0.0
+
+
+def clock(seconds: float) -> str:
+    """Seconds as h:mm:ss."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"

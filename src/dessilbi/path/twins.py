@@ -1,0 +1,72 @@
+"""The layers of a path: parameters with a twin, by the model's names."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from dessilbi.optim import DessiLBI, GroupLasso
+from dessilbi.optim._dtensor import is_dtensor
+
+from .layers import Layer, make_layers
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+    from torch import Tensor, nn
+
+
+def twins_by_name(model: nn.Module, opt: DessiLBI) -> dict[str, Tensor]:
+    """Parameters with a twin, as the model calls them: the optimizer may not know names."""
+    names = {id(p): name for name, p in model.named_parameters()}
+    found = {}
+    for given, p in opt.twins():
+        if id(p) not in names:
+            raise ValueError(
+                f"the optimizer's parameter {given!r} of shape {tuple(p.shape)} is not one of the "
+                "model's; pass the model whose parameters it trains"
+            )
+        if is_dtensor(p):
+            raise ValueError(
+                f"parameter {names[id(p)]!r} is a DTensor: paths of sharded parameters are not "
+                "recorded; use DistributedDataParallel, or train without a recorder"
+            )
+        found[names[id(p)]] = p
+    if not found:
+        raise ValueError(
+            "no parameter of the optimizer has a twin, there is nothing to record; give it a "
+            "penalty, for example by split_parameters(model)"
+        )
+    return found
+
+
+def layers_of(opt: DessiLBI, params: dict[str, Tensor]) -> tuple[Layer, ...]:
+    """The layers of a path: parameters with a twin, with their groups."""
+    penalties = {name: opt.penalty(p) for name, p in params.items()}
+    layers = make_layers(
+        (name, tuple(params[name].shape), penalty.dim if isinstance(penalty, GroupLasso) else None)
+        for name, penalty in penalties.items()
+    )
+    names = {p: name for name, p in params.items()}
+    together = {
+        p: names[group["params"][0]]
+        for group in opt.param_groups
+        if group["coupled"] and len(group["params"]) > 1
+        for p in group["params"]
+    }
+    return tuple(replace(one, coupled=together.get(params[one.name])) for one in layers)
+
+
+def layers_of_groups(groups: Sequence[Mapping[str, Any]]) -> tuple[Layer, ...]:
+    """The layers that :func:`split_parameters` gives a twin, whichever optimizer trains them."""
+    return make_layers(
+        (
+            name,
+            tuple(p.shape),
+            group["group_dim"] % p.ndim if group["penalty"] == "group_lasso" else None,
+        )
+        for group in groups
+        if group["penalty"] is not None
+        for name, p in group["params"]
+    )
