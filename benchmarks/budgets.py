@@ -8,6 +8,7 @@ TASK is one of the keys of TASKS. All methods share data, network, initialisatio
 and batch size:
 
 - nested: DessiLBI with --nested, ONE run for the whole curve;
+- nested-long: the same for twice the epochs;
 - gradual: SGD with gradual magnitude pruning (cubic, epochs 1 to 8 of 12), a run for every point;
 - gradual-decayed: the same with five times the weight decay, its best on held-out images;
 - half: SGD, pruned by magnitude at half time and fine-tuned, a run for every point;
@@ -69,6 +70,7 @@ TASKS: dict[str, tuple[Config, tuple[float, ...]]] = {
 }
 NAMES = {
     "nested": "nested training (dessilbi)",
+    "nested-long": "nested training (dessilbi), twice the epochs",
     "gradual": "gradual magnitude pruning",
     "gradual-decayed": "gradual pruning, weight decay 5e-4",
     "half": "prune at half time, fine-tune",
@@ -82,6 +84,8 @@ def one_run(method: str, base: Config) -> Config:
     """A method whose single run gives the whole curve."""
     if method == "nested":
         return base
+    if method == "nested-long":
+        return replace(base, epochs=2 * base.epochs)
     lr = base.optimizer.lr
     base = replace(base, nested=NestedConfig(), optimizer=PLAIN)
     if method == "freeze":
