@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import dessilbi
+from dessilbi.errors import DessilbiError
 
 ROOT = Path(dessilbi.__file__).parent
 
@@ -19,6 +20,8 @@ ROOT = Path(dessilbi.__file__).parent
 LIBRARY = {"graph", "optim", "path", "theory", "subnet", "nested", "compaction"}
 ROOMS: dict[str, set[str]] = {
     "_disk": set(),
+    "_text": set(),
+    "errors": set(),
     "graph": set(),
     "optim": {"graph"},
     "path": {"optim", "graph"},
@@ -39,7 +42,7 @@ ROOMS: dict[str, set[str]] = {
     "__init__": LIBRARY | {"cli"},
 }
 # May be imported from everywhere.
-GROUND = "_disk"
+GROUND = {"_disk", "_text", "errors"}
 
 
 def room_of(name: str) -> str | None:
@@ -71,7 +74,7 @@ def upward(source: str, module: str) -> set[str]:
     """Imports of a module that its room does not allow."""
     room = room_of(module.removeprefix("dessilbi."))
     assert room is not None, f"{module}: a new room needs a line in the table of rooms"
-    opened = {room, GROUND} | ROOMS[room]
+    opened = {room} | GROUND | ROOMS[room]
 
     def fine(name: str) -> bool:
         if not name or (name == "lab" and f"{name}." in "".join(names)):
@@ -190,3 +193,21 @@ def test_a_room_does_not_hide_the_function_of_its_name() -> None:
     importlib.import_module("dessilbi.graph.plan")
     assert callable(dessilbi.compact)
     assert "compact" not in vars(dessilbi)
+
+
+def classes_of_errors() -> list[type[Exception]]:
+    """Every exception class that a module of the package defines."""
+    found = []
+    for file in sorted(ROOT.rglob("*.py")):
+        if "\nclass " in file.read_text():
+            module = importlib.import_module(module_of(file).removesuffix(".__init__"))
+            own = [one for one in vars(module).values() if isinstance(one, type)]
+            own = [one for one in own if one.__module__ == module.__name__]
+            found += [one for one in own if issubclass(one, Exception)]
+    return found
+
+
+def test_errors_have_one_base_class() -> None:
+    classes = classes_of_errors()
+    assert "FormatError" in {one.__name__ for one in classes}
+    assert [one for one in classes if not issubclass(one, DessilbiError)] == []

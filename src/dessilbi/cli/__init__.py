@@ -53,10 +53,9 @@ def main(argv: list[str] | None = None) -> None:
         raise SystemExit(0)
     command = _COMMANDS.get(arguments[0])
     if command is None:
-        import difflib
+        from dessilbi._text import did_you_mean
 
-        near = difflib.get_close_matches(arguments[0], _COMMANDS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = did_you_mean(arguments[0], _COMMANDS)
         _fail(f"unknown command {arguments[0]!r}{hint}\n\n{USAGE}", code=2)
     try:
         command(arguments[1:])

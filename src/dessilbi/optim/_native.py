@@ -20,11 +20,12 @@ import tempfile
 from pathlib import Path
 
 from dessilbi._disk import cache_dir
+from dessilbi.errors import DessilbiError
 
 FLAGS = ("-std=c++17", "-O3", "-fopenmp-simd", "-fno-math-errno", "-shared", "-fPIC", "-pthread")
 
 
-class KernelBuildError(RuntimeError):
+class KernelBuildError(DessilbiError, RuntimeError):
     """The C++ kernel could not be built or loaded."""
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+
+from dessilbi._text import did_you_mean
 
 from ._dtensor import is_dtensor
 from .prox import resolve_penalty
@@ -100,10 +101,10 @@ def check_group(group: Mapping[str, Any], index: int) -> None:
     for key in group:
         # Schedulers leave keys of their own in the groups: initial_lr, max_momentum.
         theirs = any(key.endswith(f"_{option}") for option in DEFAULTS)
-        if key not in DEFAULTS and key not in ("params", "param_names") and not theirs:
-            close = difflib.get_close_matches(key, DEFAULTS, n=1, cutoff=0.8)
-            if close:
-                raise ValueError(f"unknown option {key!r}{where}; did you mean {close[0]!r}?")
+        if key in DEFAULTS or key in ("params", "param_names") or theirs:
+            continue
+        if hint := did_you_mean(key, DEFAULTS, cutoff=0.8):
+            raise ValueError(f"unknown option {key!r}{where}{hint}")
     check_options(group, where)
     for i, p in enumerate(group["params"]):
         name = repr(group["param_names"][i]) if "param_names" in group else str(i)

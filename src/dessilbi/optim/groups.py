@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.parameter import is_lazy
+
+from dessilbi._text import did_you_mean
 
 from ._options import DEFAULTS
 from ._ties import tied_filters
@@ -179,7 +180,7 @@ class _Rule:
     def check(self) -> None:
         for option in self.options:
             if option not in DEFAULTS:
-                hint = _suggestion(option, DEFAULTS)
+                hint = did_you_mean(option, DEFAULTS)
                 raise ValueError(f"pattern {self.pattern!r} sets unknown option {option!r}{hint}")
 
     def matches(self, name: str) -> bool:
@@ -201,7 +202,7 @@ class _Rule:
                 f"{hidden[0]!r}; put the narrower pattern first"
             )
         known = {".".join(n.split(".")[:i]) for n in names for i in range(1, n.count(".") + 2)}
-        hint = _suggestion(self.pattern, known)
+        hint = did_you_mean(self.pattern, sorted(known))
         raise ValueError(f"pattern {self.pattern!r} matched no parameter{hint}")
 
 
@@ -253,8 +254,3 @@ def _label(penalty: str | None, rule: _Rule | None) -> str:
 
 def _as_list(patterns: Iterable[str]) -> list[str]:
     return [patterns] if isinstance(patterns, str) else list(patterns)
-
-
-def _suggestion(wrong: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(wrong, sorted(known), n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else ""

@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from dessilbi._disk import write_whole
+from dessilbi.errors import DessilbiError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 _KEY = "dessilbi"
 
 
-class FormatError(ValueError):
+class FormatError(DessilbiError, ValueError):
     """A file that is damaged, foreign or too new; the message says which."""
 
 

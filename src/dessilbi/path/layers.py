@@ -6,12 +6,13 @@ single weight under the Lasso. Groups of all layers are numbered through, layer 
 
 from __future__ import annotations
 
-import difflib
 import math
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+from dessilbi._text import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -106,6 +107,5 @@ def make_layers(
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
     """An error message for a name that does not exist, with the nearest one that does."""
     known = list(known)
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known) or 'none'}"
+    hint = did_you_mean(name, known, otherwise=f"; known: {', '.join(known) or 'none'}")
     return f"unknown {what} {name!r}{hint}"

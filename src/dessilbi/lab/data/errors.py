@@ -5,8 +5,10 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from dessilbi.errors import DessilbiError
 
-class DataError(RuntimeError):
+
+class DataError(DessilbiError, RuntimeError):
     """Data could not be found, read or fetched; the message says which file and what to do."""
 
 

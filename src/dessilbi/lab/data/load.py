@@ -1,6 +1,5 @@
 """``load_dataset``: a name in, a split, converted and placed data set out."""
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -8,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from dessilbi._text import did_you_mean
 from dessilbi.lab.data import cifar10, imagenet
 from dessilbi.lab.data.augment import Augmentation, PadCropFlip, ResizedCropFlip
 from dessilbi.lab.data.digits import read_digits
@@ -106,9 +106,8 @@ def load_dataset(
         DataError: The set is missing, damaged or cannot be fetched; the message says what to do.
     """
     if name not in CARDS:
-        close = difflib.get_close_matches(name.lower().replace("_", "-"), DATASETS, n=1, cutoff=0.5)
-        hint = f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(DATASETS)}"
-        raise ValueError(f"unknown data set {name!r}; {hint}")
+        hint = did_you_mean(name, DATASETS, otherwise=f"; choose one of {', '.join(DATASETS)}")
+        raise ValueError(f"unknown data set {name!r}{hint}")
     if not dtype.is_floating_point:
         raise ValueError(f"dtype must be a floating-point type, got {dtype}")
     card, device = CARDS[name], torch.device(device)

@@ -1,7 +1,9 @@
 """The one error of this room, and the check of an image's side that every net shares."""
 
+from dessilbi.errors import DessilbiError
 
-class ModelError(ValueError):
+
+class ModelError(DessilbiError, ValueError):
     """A model cannot be found, built or initialised as asked; the message names the way out."""
 
 

@@ -1,6 +1,5 @@
 """Models by import path: ``torchvision.models:resnet18``, ``my_pkg:make``."""
 
-import difflib
 import importlib
 import inspect
 import os
@@ -11,6 +10,7 @@ from types import ModuleType
 
 from torch import nn
 
+from dessilbi._text import did_you_mean
 from dessilbi.lab.models.errors import ModelError
 
 
@@ -78,9 +78,8 @@ def _import(name: str) -> ModuleType:
 
 def _attribute(module: ModuleType, attribute: str, path: str) -> Callable[..., object]:
     if not hasattr(module, attribute):
-        near = difflib.get_close_matches(attribute, dir(module), n=1)
-        hint = f"did you mean {near[0]!r}?" if near else "check the part after the colon"
-        raise ModelError(f"module {module.__name__!r} has no {attribute!r}; {hint}")
+        hint = did_you_mean(attribute, dir(module), otherwise="; check the part after the colon")
+        raise ModelError(f"module {module.__name__!r} has no {attribute!r}{hint}")
     factory: object = getattr(module, attribute)
     if isinstance(factory, nn.Module) or not callable(factory):
         raise ModelError(

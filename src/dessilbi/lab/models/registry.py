@@ -1,6 +1,5 @@
 """Models by name: the nets of the paper, or anything importable as ``module:callable``."""
 
-import difflib
 from collections.abc import Mapping
 from functools import partial
 from typing import Final, Protocol
@@ -8,6 +7,7 @@ from typing import Final, Protocol
 import torch
 from torch import nn
 
+from dessilbi._text import did_you_mean
 from dessilbi.lab.models.conv import conv_2, conv_4
 from dessilbi.lab.models.digits import digits_net
 from dessilbi.lab.models.errors import ModelError
@@ -98,8 +98,7 @@ def _named(name: str) -> ModelBuilder:
     """Look a name up, or say what comes nearest."""
     if name in MODELS:
         return MODELS[name]
-    near = difflib.get_close_matches(name.lower(), MODELS, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else "."
+    hint = did_you_mean(name, MODELS, otherwise=".")
     raise ModelError(
         f"unknown model {name!r}{hint} Known: {', '.join(MODELS)}; "
         "or an import path with a colon, such as torchvision.models:resnet18"

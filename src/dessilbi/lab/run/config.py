@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import tyro
 
+from dessilbi.errors import DessilbiError
+
 if TYPE_CHECKING:
     from pathlib import Path
 
 _STRICT: dict[str, Any] = {"extra": "forbid"}  # unknown keys are refused
 
 
-class ConfigError(ValueError):
+class ConfigError(DessilbiError, ValueError):
     """A configuration that cannot be run as it is."""
 
 

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dessilbi._disk import write_whole
+from dessilbi.errors import DessilbiError
 from dessilbi.lab.run.config import Config, from_json, to_json
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ LAST, BEST = "checkpoint-last", "checkpoint-best"
 PATH, MASK, START = "path.safetensors", "mask.safetensors", "start.safetensors"
 
 
-class RunError(RuntimeError):
+class RunError(DessilbiError, RuntimeError):
     """A run directory that cannot be read or written; the message says what to do."""
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dessilbi._text import did_you_mean
 from dessilbi.lab.run.config import (
     Config,
     ConfigError,
@@ -171,8 +171,7 @@ def find_recipe(name: str) -> Config:
         if not path.is_file():
             raise ConfigError(f"there is no configuration file {name}")
         return from_json(path.read_text(), path)
-    near = difflib.get_close_matches(name, RECIPES, n=1, cutoff=0.4)
-    hint = f"; did you mean {near[0]!r}?" if near else ";"
+    hint = did_you_mean(name, RECIPES, otherwise=";")
     raise ConfigError(
         f"unknown recipe {name!r}{hint} known: {', '.join(RECIPES)}, or the path of a config.json"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from dessilbi.errors import DessilbiError
 from dessilbi.optim import DessiLBI
 
 if TYPE_CHECKING:
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 
-class TrainingError(RuntimeError):
+class TrainingError(DessilbiError, RuntimeError):
     """Training cannot go on; the message says why and what to try."""
 
 

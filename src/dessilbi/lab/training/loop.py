@@ -18,6 +18,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from dessilbi.cli.memory import keep_freed_memory
+from dessilbi.errors import DessilbiError
 from dessilbi.lab.analysis.networks import fresh_network, judged_split, load_data
 from dessilbi.lab.analysis.subnetworks import load_start, take_up
 from dessilbi.lab.data import batches, count_batches
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from dessilbi.lab.run.config import Config
 
 
-class Interrupted(RuntimeError):  # noqa: N818 - not an error
+class Interrupted(DessilbiError, RuntimeError):  # noqa: N818 - not an error
     """Stopped on request; running the same configuration again continues."""
 
 

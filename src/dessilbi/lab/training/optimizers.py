@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 from fnmatch import fnmatch
 from functools import partial
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import nn
 
+from dessilbi._text import did_you_mean
 from dessilbi.lab.run.config import ConfigError, OptimizerConfig
 from dessilbi.optim import DessiLBI, split_parameters
 from dessilbi.paper.optimizers.adabound import AdaBound
@@ -200,8 +200,7 @@ _OPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
 def _check(config: OptimizerConfig) -> None:
     """Refuse what an optimizer would ignore, and numbers that torch would let through."""
     if config.name not in _MAKERS:
-        near = difflib.get_close_matches(str(config.name).lower(), _MAKERS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else "."
+        hint = did_you_mean(str(config.name), _MAKERS, otherwise=".")
         raise ConfigError(f"unknown optimizer {config.name!r}{hint} Known: {', '.join(_MAKERS)}")
     options = _OPTIONS[config.name]
     for option, default in _DEFAULTS.items():

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import TYPE_CHECKING, Final
 
+from dessilbi._text import did_you_mean
 from dessilbi.lab.run.config import ConfigError
 from dessilbi.paper.recipes import (
     ablation,
@@ -37,6 +37,5 @@ def find(name: str) -> Recipe:
     """A recipe by name."""
     if name in RECIPES:
         return RECIPES[name]
-    near = difflib.get_close_matches(name, RECIPES, n=1, cutoff=0.4)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    hint = did_you_mean(name, RECIPES, otherwise=";")
     raise ConfigError(f"unknown recipe {name!r}{hint} `dessilbi reproduce --list` shows all")
