@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from dessilbi import Mask, project
-from dessilbi.lab.analysis.subnetworks import open_path, started
+from dessilbi.lab.analysis.subnetworks import open_path
 from dessilbi.lab.data import load_dataset
 from dessilbi.lab.models import make_model
 from dessilbi.lab.run.checkpoint import load_model
@@ -40,6 +40,7 @@ from dessilbi.lab.run.config import (
 from dessilbi.lab.run.directory import LAST
 from dessilbi.lab.training.evaluate import evaluate
 from dessilbi.lab.training.loop import Place, train
+from dessilbi.lab.training.start import write_start
 from dessilbi.paper.optimizers import COMPETITORS
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def one_seed(seed: int, place: Place) -> dict[str, float]:
     init = dessilbi.read_tensors("init.safetensors")
     for name, mask in masks.items():
         start = StartConfig(parent=dessilbi.path.name, mask=name, weights="init")
-        ready = started(config(f"ticket-{name}", SGD, seed), start, init, mask, place.runs)
+        ready = write_start(config(f"ticket-{name}", SGD, seed), start, init, mask, place.runs)
         found[f"ticket, {name}"] = accuracy(train(ready, place))
     test = load_dataset("fashion-mnist", data_dir=place.data_dir, normalize=True).test
     with project(trained(dessilbi), path.mask(density=ONE_SHOT)) as model:

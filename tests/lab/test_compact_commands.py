@@ -15,10 +15,11 @@ from lab_runs import SMALL, uninterrupted
 from dessilbi import project
 from dessilbi.cli import main
 from dessilbi.compaction import load_compact
-from dessilbi.lab.analysis.networks import load_data, trained_network
+from dessilbi.lab.analysis.networks import trained_network
 from dessilbi.lab.analysis.subnetworks import Choice, Retrain, open_path, prepare
 from dessilbi.lab.data import load_dataset
 from dessilbi.lab.run.config import ModelConfig
+from dessilbi.lab.training.build import load_data
 from dessilbi.lab.training.evaluate import evaluate, evaluate_recalibrated
 from dessilbi.lab.training.loop import Place, train
 

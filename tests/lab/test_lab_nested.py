@@ -15,7 +15,7 @@ from lab_runs import SMALL, STEPS, Crash, CrashAt, assert_same_run, uninterrupte
 from dessilbi.cli import main
 from dessilbi.compaction import compact
 from dessilbi.lab.analysis.frontier import curves, frontier
-from dessilbi.lab.analysis.networks import fresh_network, judged_split, load_data, trained_network
+from dessilbi.lab.analysis.networks import trained_network
 from dessilbi.lab.analysis.subnetworks import open_path
 from dessilbi.lab.run.config import (
     Config,
@@ -28,6 +28,7 @@ from dessilbi.lab.run.config import (
     PruneConfig,
 )
 from dessilbi.lab.run.directory import RunDir, RunError
+from dessilbi.lab.training.build import evaluated_split, fresh_network, load_data
 from dessilbi.lab.training.callbacks import Companions
 from dessilbi.lab.training.evaluate import evaluate_recalibrated
 from dessilbi.lab.training.loop import Place, train
@@ -281,7 +282,7 @@ def test_points_are_what_projecting_and_judging_gives(nested: RunDir) -> None:
     points, judged_on = frontier(nested, place, (0.05, 0.3, 1.0))
     assert judged_on == "test"
     data = load_data(NESTED, None, download=False)
-    split, _ = judged_split(data)
+    split, _ = evaluated_split(data)
     model, path = trained_network(nested, data), open_path(nested)
     for point, density in zip(points, (0.05, 0.3, 1.0), strict=True):
         mask = path.mask(density=density)

@@ -27,14 +27,7 @@ from lab_runs import (
 )
 
 from dessilbi import compaction
-from dessilbi.lab.analysis.subnetworks import (
-    Choice,
-    Retrain,
-    load_start,
-    open_path,
-    prepare,
-    share_of_macs,
-)
+from dessilbi.lab.analysis.subnetworks import Choice, Retrain, open_path, prepare, share_of_macs
 from dessilbi.lab.data import load_dataset
 from dessilbi.lab.models import make_model
 from dessilbi.lab.run.checkpoint import load_model
@@ -43,6 +36,7 @@ from dessilbi.lab.run.directory import BEST, LAST, MASK, PATH, START, RunDir, Ru
 from dessilbi.lab.training import loop as training
 from dessilbi.lab.training.evaluate import evaluate, evaluate_recalibrated
 from dessilbi.lab.training.loop import Place, train
+from dessilbi.lab.training.start import load_start
 from dessilbi.paper.optimizers import COMPETITORS, make_optimizer
 from dessilbi.path import DEFAULT_ORDER, Mask, count_macs_per_weight
 

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from dessilbi.lab.analysis.networks import network_without_data, trained_network
-from dessilbi.lab.analysis.subnetworks import load_start, share_of_macs
+from dessilbi.lab.analysis.networks import trained_network
+from dessilbi.lab.analysis.subnetworks import share_of_macs
 from dessilbi.lab.run.config import (
     Config,
     ConfigError,
@@ -20,7 +20,9 @@ from dessilbi.lab.run.config import (
     ScheduleConfig,
 )
 from dessilbi.lab.run.directory import LAST, MASK, RunDir
+from dessilbi.lab.training.build import network_without_data
 from dessilbi.lab.training.loop import Place, train
+from dessilbi.lab.training.start import load_start
 from dessilbi.paper.baselines import iterative, slimming, soft_filters, tickets
 from dessilbi.paper.baselines import train as methods
 from dessilbi.paper.baselines.gradual import gradually_pruned

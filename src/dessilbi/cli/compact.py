@@ -23,11 +23,12 @@ from dessilbi.compaction import (
     side_by_side,
     sparsify,
 )
-from dessilbi.lab.analysis.networks import judged_split, load_data, trained_network
+from dessilbi.lab.analysis.networks import trained_network
 from dessilbi.lab.analysis.subnetworks import Choice, open_path
 from dessilbi.lab.data import batches
 from dessilbi.lab.run.config import ConfigError
 from dessilbi.lab.run.directory import MASK, RunDir, clear_errors
+from dessilbi.lab.training.build import evaluated_split, load_data
 from dessilbi.lab.training.evaluate import BATCH, RECALIBRATION_IMAGES, evaluate
 from dessilbi.lab.training.terminal import plain_console
 from dessilbi.path import Mask
@@ -155,7 +156,7 @@ def _make(source: Source) -> Made:
     data = load_data(run.config(), source.data_dir, source.download)
     model = trained_network(run, data)
     mask, words, name = _mask(run, source.choice, model)
-    split, judged_on = judged_split(data)
+    split, judged_on = evaluated_split(data)
     images = next(iter(batches(split, REAL_IMAGES, seed=0, epoch=0, shuffle=False)))[0]
     masked = trained_network(run, data, mask).eval()
     zero_outside(masked_weights(masked, mask))

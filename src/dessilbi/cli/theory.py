@@ -11,12 +11,12 @@ import torch
 import tyro
 from torch.nn.functional import cross_entropy
 
-from dessilbi.lab.analysis.networks import fresh_network, load_data
 from dessilbi.lab.data import batches, count_batches
 from dessilbi.lab.run.checkpoint import restore
 from dessilbi.lab.run.config import Config, ConfigError
 from dessilbi.lab.run.directory import LAST, RunDir, RunError
 from dessilbi.lab.run.recipes import RECIPES, find_recipe
+from dessilbi.lab.training.build import fresh_network, load_data
 from dessilbi.lab.training.distributed import pick_device
 from dessilbi.lab.training.schedule import lr_factor, set_lr
 from dessilbi.lab.training.step_check import Iteration, iteration_of

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.functional import cross_entropy
 
-from dessilbi.lab.analysis.networks import network_without_data
 from dessilbi.lab.data.load import CARDS
 from dessilbi.lab.run.directory import RunDir
 from dessilbi.lab.run.environment import describe
+from dessilbi.lab.training.build import network_without_data
 from dessilbi.lab.training.distributed import pick_device
 from dessilbi.paper.optimizers import COMPETITORS, make_optimizer
 from dessilbi.paper.sweep.work import Order

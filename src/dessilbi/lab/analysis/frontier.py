@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from dessilbi.graph.names import named_weights
-from dessilbi.lab.analysis.networks import judged_split, load_data, trained_network, weights_under
+from dessilbi.lab.analysis.networks import trained_network, weights_under
 from dessilbi.lab.analysis.sizes import size_under
 from dessilbi.lab.analysis.subnetworks import open_path
 from dessilbi.lab.run.checkpoint import load_model
 from dessilbi.lab.run.directory import LAST, PATH, RunError
+from dessilbi.lab.training.build import evaluated_split, load_data
 from dessilbi.lab.training.evaluate import evaluate_recalibrated
 from dessilbi.path import Mask
 from dessilbi.subnet import project
@@ -95,7 +96,7 @@ def frontier(
         raise RunError(f"{run.path} has no {LAST}; train it first")
     has_path = (run.path / PATH).is_file()
     data = load_data(run.config(), place.data_dir, place.download)
-    split, judged_on = judged_split(data, judge_on)
+    split, judged_on = evaluated_split(data, judge_on)
     path = open_path(run) if has_path else None
     known = _known(run, epoch=int(last.state["epoch"]), judged_on=judged_on)
     if path is not None:  # not those of a mask that an earlier version made another way

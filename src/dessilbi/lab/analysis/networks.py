@@ -1,91 +1,20 @@
-"""The network of a run, with the data that it is judged on."""
+"""The trained network of a run."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
-from dessilbi.lab.data import load_dataset
-from dessilbi.lab.data.load import CARDS
-from dessilbi.lab.models import make_model
 from dessilbi.lab.run.checkpoint import load_model
-from dessilbi.lab.run.config import ConfigError
 from dessilbi.lab.run.directory import LAST, RunError
+from dessilbi.lab.training.build import fresh_network, network_without_data
 from dessilbi.nested.branches import own_weights
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from torch import Tensor, nn
 
-    from dessilbi.lab.data import Dataset, Split
-    from dessilbi.lab.run.config import Config
+    from dessilbi.lab.data import Dataset
     from dessilbi.lab.run.directory import Checkpoint, RunDir
     from dessilbi.path import Mask
-
-
-def load_data(
-    config: Config, data_dir: Path | None, download: bool, device: torch.device | str = "cpu"
-) -> Dataset:
-    """The data set of a configuration, split as it says."""
-    return load_dataset(
-        config.data.name,
-        data_dir=data_dir,
-        download=download,
-        normalize=config.data.normalize,
-        dtype=getattr(torch, config.dtype),
-        device=torch.device(device),
-        validation=config.data.validation,
-        images=config.data.images,
-        test_images=config.data.test_images,
-    )
-
-
-def judged_split(data: Dataset, name: str | None = None) -> tuple[Split, str]:
-    """What a run is judged on, and its name: held-out images if there are any, else the test set.
-
-    Args:
-        data: a data set.
-        name: ``"test"`` or ``"validation"``, if it is to be that one.
-    """
-    if name == "test" or (name is None and data.validation is None):
-        return data.test, "test"
-    if data.validation is None:
-        raise ConfigError("there are no validation images: the run held none out")
-    return data.validation, "validation"
-
-
-def fresh_network(config: Config, data: Dataset) -> nn.Module:
-    """The network of a configuration as it is initialised; seeds torch's generator."""
-    torch.manual_seed(config.seed)
-    return _network(config, data.shape, data.num_classes)
-
-
-def network_without_data(config: Config, *, seed: int | None = None) -> nn.Module:
-    """The same made without reading the data, and without touching torch's generator.
-
-    Args:
-        config: whose network.
-        seed: of the initial weights, if not the configuration's.
-    """
-    card = CARDS[config.data.name]
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.seed if seed is None else seed)
-        # ImageNet's classes are known by its folders only.
-        return _network(config, card.shape, len(card.classes) or 1000)
-
-
-def _network(config: Config, shape: tuple[int, int, int], classes: int) -> nn.Module:
-    channels, side, _ = shape
-    return make_model(
-        config.model.name,
-        num_classes=classes,
-        in_channels=channels,
-        input_size=side,
-        init=config.model.init,
-        dtype=getattr(torch, config.dtype),
-    )
 
 
 def trained_network(

@@ -19,13 +19,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dessilbi.cli.memory import keep_freed_memory
 from dessilbi.errors import DessilbiError
-from dessilbi.lab.analysis.networks import fresh_network, judged_split, load_data
-from dessilbi.lab.analysis.subnetworks import load_start, take_up
 from dessilbi.lab.data import batches, count_batches
 from dessilbi.lab.run.checkpoint import Position, load_model, model_tensors, restore, take
 from dessilbi.lab.run.config import ConfigError
 from dessilbi.lab.run.directory import BEST, LAST, PATH, RunDir, RunError, clear_errors
 from dessilbi.lab.run.environment import describe
+from dessilbi.lab.training.build import evaluated_split, fresh_network, load_data
 from dessilbi.lab.training.callbacks import Companions
 from dessilbi.lab.training.display import Display, Silent
 from dessilbi.lab.training.distributed import Team, pick_device, seed_rank, team
@@ -33,6 +32,7 @@ from dessilbi.lab.training.errors import TrainingError, not_finite
 from dessilbi.lab.training.evaluate import Score, judge
 from dessilbi.lab.training.schedule import lr_factor, set_lr
 from dessilbi.lab.training.shared_batchnorm import share_batchnorm
+from dessilbi.lab.training.start import load_start, take_up
 from dessilbi.lab.training.step_check import StepCheck
 from dessilbi.lab.training.stop_request import StopRequest
 from dessilbi.lab.training.tensorboard import write_events
@@ -149,7 +149,7 @@ class Trainer:
         self.model = fresh_network(config, self.data).to(device)
         self.optimizer = make_optimizer(self.model, config.optimizer, self.data.shape)
         self.position = Position()
-        self.judged, self.judged_on = judged_split(self.data)
+        self.judged, self.judged_on = evaluated_split(self.data)
         self.net = self._wrapped()
         self.batches = count_batches(len(self.data.train), config.batch_size)
         steps = config.epochs * self.batches

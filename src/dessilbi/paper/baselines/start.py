@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
-from dessilbi.lab.analysis.networks import network_without_data, trained_network
-from dessilbi.lab.analysis.subnetworks import started
+from dessilbi.lab.analysis.networks import trained_network
 from dessilbi.lab.run.checkpoint import model_tensors
 from dessilbi.lab.run.config import (
     FreezeConfig,
@@ -16,7 +15,9 @@ from dessilbi.lab.run.config import (
     StartConfig,
     StopConfig,
 )
+from dessilbi.lab.training.build import network_without_data
 from dessilbi.lab.training.schedule import lr_factor
+from dessilbi.lab.training.start import write_start
 from dessilbi.path.names import weights_with_twin
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def retrain(
     if epochs is not None:
         config = replace(config, epochs=epochs)
     start = StartConfig(parent=parent.path.name, mask=words, weights=weights)
-    return started(config, start, _tensors(parent, weights), mask, runs)
+    return write_start(config, start, _tensors(parent, weights), mask, runs)
 
 
 def at_the_last_rate(config: Config) -> Config:

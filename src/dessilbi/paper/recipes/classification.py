@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dessilbi.lab.analysis.networks import load_data, trained_network
+from dessilbi.lab.analysis.networks import trained_network
 from dessilbi.lab.data import batches
 from dessilbi.lab.run.config import Config, DataConfig, ModelConfig, ScheduleConfig
+from dessilbi.lab.training.build import load_data
 from dessilbi.paper.optimizers import COMPETITORS
 from dessilbi.paper.published import CLASSIFICATION, IMAGENET, PublishedTable
 from dessilbi.paper.recipe import Recipe, Scale, measure_training, seed_list

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from dessilbi.lab.analysis.networks import network_without_data
 from dessilbi.lab.analysis.subnetworks import open_path
 from dessilbi.lab.data.load import CARDS
 from dessilbi.lab.run.checkpoint import load_model
 from dessilbi.lab.run.config import Config, DataConfig, ModelConfig, ScheduleConfig
 from dessilbi.lab.run.directory import RunDir
+from dessilbi.lab.training.build import network_without_data
 from dessilbi.paper.figures import Images, Line, Panel, draw_images, draw_panels
 from dessilbi.paper.optimizers import COMPETITORS
 from dessilbi.paper.recipe import Recipe, Scale, measure_training, seed_list

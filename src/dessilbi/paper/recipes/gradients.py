@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dessilbi.lab.analysis.networks import load_data, network_without_data
 from dessilbi.lab.run.checkpoint import load_model
 from dessilbi.lab.run.config import Config, DataConfig, ModelConfig, ScheduleConfig
 from dessilbi.lab.run.directory import RunDir
+from dessilbi.lab.training.build import load_data, network_without_data
 from dessilbi.paper.figures import Images, Line, Panel, draw_images, draw_panels
 from dessilbi.paper.optimizers import COMPETITORS
 from dessilbi.paper.recipe import Recipe, Scale, measure_curves, seed_list

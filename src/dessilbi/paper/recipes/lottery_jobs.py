@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dessilbi.lab.analysis.networks import network_without_data, trained_network
+from dessilbi.lab.analysis.networks import trained_network
 from dessilbi.lab.analysis.subnetworks import open_path
 from dessilbi.lab.run.config import Config, DataConfig, ModelConfig, OptimizerConfig, ScheduleConfig
+from dessilbi.lab.training.build import network_without_data
 from dessilbi.paper.baselines import iterative, slimming, soft_filters, tickets
 from dessilbi.paper.baselines import train as methods
 from dessilbi.paper.baselines.gradual import gradually_pruned
