@@ -13,6 +13,7 @@ import pytest
 from dessilbi.cli import main
 from dessilbi.lab.run.directory import RunDir, RunError
 from dessilbi.report import FORMATS, make_page, read_run, write_figures, write_report
+from dessilbi.report.charts import charts_of
 from dessilbi.report.figures import make_figures
 from dessilbi.report.panels import panels_of
 from dessilbi.report.published import compare, method
@@ -53,7 +54,8 @@ def test_nothing_is_fetched(page: str) -> None:
 
 
 def test_every_panel_has_a_still_figure(run: RunDir, page: str) -> None:
-    keys = [panel.key for panel in panels_of([read_run(run.path)])]
+    data = [read_run(run.path)]
+    keys = [panel.key for panel in panels_of(data, charts_of(data))]
     assert keys == [
         "accuracy", "loss", "paths", "entries", "next", "densities", "filters", "budgets",
         "overlap", "dynamics",
@@ -94,7 +96,7 @@ def test_labels_of_a_subnetwork(retrained: RunDir) -> None:
     data = read_run(retrained.path)
     (axes,) = make_figures([data])["accuracy"].axes
     assert axes.get_legend_handles_labels()[1][0] == "the subnetwork"
-    assert panels_of([data])[0].words.startswith("Of the subnetwork, ")
+    assert panels_of([data], charts_of([data]))[0].words.startswith("Of the subnetwork, ")
     assert "the subnetwork, %" in epochs_table(data)
 
 
@@ -107,11 +109,12 @@ def test_the_images_of_the_budgets_are_those_of_the_frontier(run: RunDir, tmp_pa
         (found,) = make_figures([read_run(folder)])["budgets"].axes
         return found
 
-    assert axes("test").get_ylabel() == "accuracy, % (test images)"
+    assert axes("test").get_ylabel() == "accuracy, % of the test images"
     different = axes("validation")
     assert different.get_ylabel() == "accuracy, %"
     assert different.get_legend_handles_labels()[1] == [
         "every budget (validation images)", "support, by epoch (test images)",
+        "compact network (test images)",
     ]  # fmt: skip
 
 
@@ -147,7 +150,7 @@ def test_text_of_a_configuration_is_escaped(run: RunDir, tmp_path: Path) -> None
 
 def test_a_run_without_a_path_shows_what_it_has(plain: RunDir) -> None:
     data = read_run(plain.path)
-    assert [panel.key for panel in panels_of([data])] == ["accuracy", "loss"]
+    assert [panel.key for panel in panels_of([data], charts_of([data]))] == ["accuracy", "loss"]
     assert "Every epoch" in make_page([data])
 
 

@@ -49,6 +49,22 @@ class CompactRow:
     difference: float | None
     """Largest relative one to the masked network."""
 
+    def words(self) -> list[str]:
+        """What is to be said of it, a line each."""
+        by = "" if self.recalibrated else ", BatchNorm as in the run"
+        fewer = self.dense_parameters / max(self.parameters, 1)
+        lines = [
+            self.chosen,
+            f"accuracy {self.accuracy or 0:.2f} %{by}",
+            f"{self.parameters:,} parameters ({fewer:.1f}x fewer)",
+            f"{self.bytes / 1000:.1f} kB instead of {self.dense_bytes / 1000:.1f}",
+        ]
+        for batch, dense, small in self.latency:
+            lines.append(
+                f"batch {batch}: {small:.3g} ms instead of {dense:.3g} ({dense / small:.2f}x)"
+            )
+        return lines
+
 
 @dataclass(frozen=True)
 class Budgets:

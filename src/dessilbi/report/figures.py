@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dessilbi._disk import write_whole
 from dessilbi.lab.run.directory import RunError, clear_errors
-from dessilbi.report import drawings, path_drawings
+from dessilbi.report import path_drawings
+from dessilbi.report.charts import charts_of
+from dessilbi.report.drawings import draw_charts
 from dessilbi.report.run_data import read_runs
 from dessilbi.report.style import STYLE
 
@@ -28,12 +31,10 @@ def make_figures(runs: Sequence[RunData], layer: str | None = None) -> dict[str,
 
     shown = next((run for run in runs if run.path is not None), runs[0])
     makers: dict[str, Callable[[], Figure | None]] = {
-        "accuracy": lambda: drawings.accuracy(runs),
-        "loss": lambda: drawings.loss(runs),
-        "budgets": lambda: drawings.budgets(runs),
-        "dynamics": lambda: drawings.dynamics(runs),
-        "densities": lambda: path_drawings.densities(shown),
+        key: partial(draw_charts, charts, log=key != "dynamics")
+        for key, charts in charts_of(runs).items()
     }
+    makers["densities"] = lambda: path_drawings.densities(shown)
     if shown.path is not None:
         makers |= {
             "paths": lambda: path_drawings.paths(shown, layer),

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 from dessilbi._disk import write_whole
 from dessilbi.lab.run.directory import RunError, clear_errors
 from dessilbi.report import tables
+from dessilbi.report.figures import make_figures, render
 from dessilbi.report.panels import panels_of
 from dessilbi.report.payload import make_payload
 from dessilbi.report.run_data import read_runs
-from dessilbi.report.static_figures import stills
 from dessilbi.report.summary import headline, story
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from dessilbi.report.run_data import RunData
 
 FILE = "report.html"
+STILL_DPI = 110
+"""Of what becomes pixels: heat maps, and paths of many filters."""
 
 
 def write_report(runs: Sequence[str | Path], file: str | Path | None = None) -> Path:
@@ -68,12 +70,23 @@ def make_page(runs: Sequence[RunData]) -> str:
         story="".join(f"<p>{escape(sentence)}</p>" for sentence in story(first)),
         runs=tables.runs_table(runs) if len(runs) > 1 else "",
         notes=_notes(runs),
-        panels="\n".join(panel.html(images.get(panel.key)) for panel in panels_of(runs)),
+        panels="\n".join(
+            panel.html(images.get(panel.key)) for panel in panels_of(runs, values["charts"])
+        ),
         tables=_tables(runs),
         values=_in_script(values),
         arrays=arrays,
         script=script,
     )
+
+
+def stills(runs: Sequence[RunData]) -> dict[str, str]:
+    """Figures for where there is no JavaScript, as addresses that hold their content."""
+    return {
+        key: "data:image/svg+xml;base64,"
+        + base64.b64encode(render(figure, "svg", STILL_DPI)).decode()
+        for key, figure in make_figures(runs).items()
+    }
 
 
 def page_script() -> str:

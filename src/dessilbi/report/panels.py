@@ -7,7 +7,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Container, Sequence
 
     from dessilbi.report.run_data import RunData
 
@@ -35,19 +35,17 @@ class Panel:
         )
 
 
-def panels_of(runs: Sequence[RunData]) -> list[Panel]:
-    """The panels of a report, in the order of the page."""
+def panels_of(runs: Sequence[RunData], charts: Container[str]) -> list[Panel]:
+    """The panels of a report, in the order of the page; curves are there as ``charts`` say."""
     paths = [run for run in runs if run.path is not None]
-    has_kept = any(run.kept for run in runs)
     densities = bool(paths) or any(r.get("densities") for run in runs for r in run.records)
     whole = ", ".join(dict.fromkeys(run.whole for run in runs))
-    budgets = bool(paths) or any(run.budgets.points for run in runs)
     found = [
         (Panel("accuracy", "Accuracy",
                f"Of {whole}, of the weights in the support of Gamma, and of these with "
-               "BatchNorm recalibrated."), any(run.records for run in runs)),
+               "BatchNorm recalibrated."), "accuracy" in charts),
         (Panel("loss", "Loss", "Cross entropy on training and on held-out images.", log=2),
-         any(run.records for run in runs)),
+         "loss" in charts),
         (Panel("paths", "Filter paths",
                "One line a filter. Blue and solid: in the support of Gamma; red and dashed: "
                "outside. A ring marks the entry.", wide=True, log=1), bool(paths)),
@@ -60,17 +58,19 @@ def panels_of(runs: Sequence[RunData]) -> list[Panel]:
                "Share of a layer's weights in the support; the tick is where the run ends."),
          densities),
         (Panel("filters", "Filters as images",
-               "W on the left, its sparse twin Gamma on the right.", wide=True), has_kept),
+               "W on the left, its sparse twin Gamma on the right.", wide=True),
+         any(run.kept for run in runs)),
         (Panel("budgets", "Accuracy against size",
                "What the run offers for every budget, and where its own support went.", log=2),
-         budgets),
+         "budgets" in charts),
         (Panel("overlap", "Support overlap between epochs",
                "Weights in both supports over weights in either."), bool(paths)),
         (Panel("dynamics", "How the twin follows",
                "Coupling gap, augmented loss and, where recorded, the Lyapunov value.",
-               wide=len(paths) < 2, log=1),
-         bool(paths) or any(run.lyapunov is not None for run in runs)),
+               wide=len(paths) < 2, log=1), "dynamics" in charts),
         (Panel("between", "Support overlap between runs",
-               "The same between two runs after the same epoch."), len(paths) > 1),
+               "The same between two runs after the same epoch. Filters have no identity of their "
+               "own: runs that start from other weights agree no more than by chance."),
+         "between" in charts),
     ]  # fmt: skip
     return [panel for panel, wanted in found if wanted]

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 INSIDE, OUTSIDE = "#1f5fbf", "#c8442f"
 # Okabe and Ito, as in dessilbi frontier; the first run is the one looked at.
 RUNS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#555555")
+PALETTE = {"ink": "#1c1d20", "inside": INSIDE} | {f"run-{i}": c for i, c in enumerate(RUNS)}
+"""Colours by their names in the style sheet of the page."""
 ENTRY_MAP, SIGNED_MAP = "viridis_r", "PuOr_r"
 COLUMN, PAGE = 3.35, 6.9
 """Inches: the width of one column and of a page of two."""

@@ -53,21 +53,9 @@ function decodePath(path, bytes) {
   path.layers.forEach((layer, i) => {
     layer.index = i;
     path.layerOf.fill(i, layer.start, layer.start + layer.rows);
-    if (!layer.gamma_stored) addGamma(path, layer);
   });
   path.entryEpoch = Float32Array.from(path.entry, (step) => epochOfStep(path, step));
   return path;
-}
-
-// Of a group that no other layer has a part in ||Gamma|| = kappa max(0, ||V|| - lambd).
-function addGamma(path, layer) {
-  for (let mark = 0; mark < path.marks; mark++) {
-    for (let row = layer.start; row < layer.start + layer.rows; row++) {
-      const at = mark * path.rows + row;
-      const excess = path.V[at] - path.threshold[row];
-      path.Gamma[at] = path.inside[at] && excess > 0 ? layer.kappa * excess : 0;
-    }
-  }
 }
 
 function epochOfStep(path, step) {
@@ -84,7 +72,6 @@ async function decode() {
   const report = JSON.parse(document.getElementById("values").textContent);
   const bytes = await inflate(document.getElementById("arrays").textContent.trim());
   for (const run of report.runs) if (run.path) decodePath(run.path, bytes);
-  if (report.between) report.between.matrix = unpack(report.between.matrix, bytes);
   report.bytes = bytes; // pictures are unpacked when they are looked at
   return report;
 }

@@ -4,15 +4,12 @@ const colours = {};
 
 function readColours() {
   const style = getComputedStyle(document.documentElement);
-  for (const name of ["paper", "ink", "muted", "grid", "inside", "outside", "empty", "zero"]) {
+  const runs = Array.from({ length: 7 }, (_, i) => `run-${i}`);
+  for (const name of ["paper", "ink", "muted", "grid", "inside", "outside", "empty", "zero", "font", ...runs]) {
     colours[name] = style.getPropertyValue(`--${name}`).trim();
   }
-  colours.runs = Array.from({ length: 7 }, (_, i) => style.getPropertyValue(`--run-${i}`).trim());
-  colours.font = style.getPropertyValue("--font").trim();
   colours.dark = style.getPropertyValue("--dark").trim() === "1";
 }
-
-const runColour = (i) => colours.runs[i % colours.runs.length];
 
 // Viridis and cividis at a few places, between which colours are mixed: even steps of lightness,
 // the same to readers who see fewer colours.
@@ -30,11 +27,12 @@ function ramp(hexes) {
   return (share) => {
     const at = Math.min(Math.max(share, 0), 1) * (stops.length - 1);
     const i = Math.min(Math.floor(at), stops.length - 2);
-    return stops[i].map((a, k) => Math.round(a + (stops[i + 1][k] - a) * (at - i)));
+    return mix(stops[i], stops[i + 1], at - i);
   };
 }
 
-const css = (rgb) => `rgb(${rgb.join(",")})`;
+const mix = (from, to, share) => from.map((a, k) => Math.round(a + (to[k] - a) * share));
+const packed = ([red, green, blue]) => ((255 << 24) | (blue << 16) | (green << 8) | red) >>> 0;
 
 // The map of a net, from yellow to violet, would drown its last entries in a dark page.
 const entryRamp = () => ramp(colours.dark ? VIRIDIS.slice(0, 6) : VIRIDIS);

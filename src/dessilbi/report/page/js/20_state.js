@@ -49,7 +49,12 @@ function selectUnit(unit) {
   return change({ unit, layer: path().layerOf[unit] });
 }
 
-// Words for a filter: what the tooltip and the readouts say.
+const unitsOf = (found) => Array.from({ length: found.rows }, (_, i) => found.start + i);
+const layerUnits = () => unitsOf(layer());
+
+// What the tooltip says of a filter, and what a click on it chooses.
+const hitUnit = (unit) => ({ title: unitName(unit), lines: unitLines(unit), unit });
+
 function unitName(unit) {
   const found = path().layers[path().layerOf[unit]];
   return `${found.short}, ${found.word} ${unit - found.start}`;

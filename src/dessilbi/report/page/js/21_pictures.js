@@ -21,7 +21,6 @@ function contrast(values) {
 }
 
 const light = (value) => Math.min(Math.max(Math.round(128 + value), 0), 255);
-const packed = ([red, green, blue]) => ((255 << 24) | (blue << 16) | (green << 8) | red) >>> 0;
 
 // All filters of a layer in one off-screen canvas, side by side in a square.
 function atlas(kept, found, what) {
@@ -33,11 +32,6 @@ function atlas(kept, found, what) {
   const values = unpack(stored[what], report.bytes);
   const { height, width, channels, mode } = found.sheet;
   const across = Math.ceil(Math.sqrt(found.rows * (height / width)));
-  const canvas = document.createElement("canvas");
-  canvas.width = across * width;
-  canvas.height = Math.ceil(found.rows / across) * height;
-  const ctx = canvas.getContext("2d");
-  const image = ctx.createImageData(canvas.width, canvas.height);
   const signed = ramp(PURPLE_ORANGE);
   const pooled = ramp([colours.zero, "#b39bc8", "#6a3d9a", "#3b1a63"]);
   const gain = contrast(values);
@@ -45,19 +39,12 @@ function atlas(kept, found, what) {
     const share = ((i - 128) / 127) * gain;
     return packed(mode === "pooled" ? pooled(share) : signed((share + 1) / 2));
   });
-  const pixels = new Uint32Array(image.data.buffer);
-  for (let row = 0; row < found.rows; row++) {
-    const left = (row % across) * width;
-    const top = Math.floor(row / across) * height;
-    for (let y = 0; y < height; y++) {
-      for (let x = 0; x < width; x++) {
-        const from = ((row * height + y) * width + x) * channels;
-        pixels[(top + y) * canvas.width + left + x] =
-          channels === 3 ? packed([0, 1, 2].map((k) => light(values[from + k] * gain))) : table[values[from] + 128];
-      }
-    }
-  }
-  ctx.putImageData(image, 0, 0);
+  const canvas = pixelImage(across * width, Math.ceil(found.rows / across) * height, (x, y) => {
+    const row = Math.floor(y / height) * across + Math.floor(x / width);
+    if (row >= found.rows) return 0;
+    const from = ((row * height + (y % height)) * width + (x % width)) * channels;
+    return channels === 3 ? packed([0, 1, 2].map((k) => light(values[from + k] * gain))) : table[values[from] + 128];
+  });
   const made = { canvas, across, width, height };
   atlases.set(key, made);
   return made;

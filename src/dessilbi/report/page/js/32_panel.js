@@ -1,7 +1,7 @@
 // A panel: two canvases over each other. The lower one holds what does not depend on the epoch and
 // is drawn rarely; the upper one the cursor and what is highlighted. A spec says how:
-//   needs      names in `state` that the lower canvas depends on
-//   height     of the panel, given its width
+//   needs      names in `state` that the lower canvas depends on, by default the run
+//   height     of the panel, given its width; there is a usual one
 //   base, overlay   draw; `this`-less, given the panel
 //   hit        what lies under a pixel: {title, lines, unit, epoch}
 //   legend, readout, csv    what it says beside the picture
@@ -17,7 +17,6 @@ class Panel {
     this.log = figure.dataset.log === "2";
     this.zoom = false;
     this.options = {};
-    this.pointer = null;
     this.tools();
     this.readout = this.append("p", "readout");
     this.legend = this.append("div", "legend");
@@ -26,7 +25,7 @@ class Panel {
     this.overlay = this.canvas("presentation");
     this.base.setAttribute("aria-label", this.title);
     this.plot.addEventListener("pointermove", (event) => this.hover(event));
-    this.plot.addEventListener("pointerleave", () => this.leave());
+    this.plot.addEventListener("pointerleave", () => tooltip.hide());
     this.plot.addEventListener("click", (event) => this.click(event));
     new ResizeObserver(() => this.resize()).observe(this.plot);
   }
@@ -101,7 +100,7 @@ class Panel {
 
   fit() {
     this.width = Math.floor(this.plot.clientWidth) || 600;
-    this.height = Math.round(this.spec.height(this.width, this));
+    this.height = Math.round((this.spec.height || HEIGHT)(this.width));
     const ratio = Math.min(devicePixelRatio || 1, 2);
     this.plot.style.height = `${this.height}px`;
     for (const canvas of [this.base, this.overlay]) {
@@ -113,7 +112,7 @@ class Panel {
   }
 
   update(what) {
-    if (what.has("all") || this.spec.needs.some((name) => what.has(name))) this.draw();
+    if (what.has("all") || (this.spec.needs || ["run"]).some((name) => what.has(name))) this.draw();
     else if (["epoch", "unit", "layer"].some((name) => what.has(name))) this.drawOverlay();
   }
 
@@ -130,7 +129,7 @@ class Panel {
     const ctx = this.overlay.getContext("2d");
     ctx.clearRect(0, 0, this.width, this.height);
     this.paint(ctx, "overlay");
-    this.readout.textContent = this.spec.readout ? this.spec.readout(this) : "";
+    this.readout.textContent = this.spec.readout(this);
   }
 
   paint(ctx, which) {
@@ -147,7 +146,7 @@ class Panel {
         const item = document.createElement("span");
         const swatch = document.createElement("i");
         swatch.style.color = colour;
-        swatch.className = mark || (dash && dash.length ? (dash[0] > 2 ? "dashed" : "dotted") : "solid");
+        swatch.className = mark && mark !== "dot" ? mark : !dash || !dash.length ? "solid" : dash[0] > 2 ? "dashed" : "dotted";
         item.append(swatch, label);
         return item;
       })
@@ -165,14 +164,6 @@ class Panel {
     this.plot.style.cursor = found && (found.unit !== undefined || found.epoch !== undefined) ? "pointer" : "";
     if (found) tooltip.show(found, event.clientX, event.clientY);
     else tooltip.hide();
-    this.pointer = found;
-    if (this.spec.follows) this.drawOverlay();
-  }
-
-  leave() {
-    tooltip.hide();
-    this.pointer = null;
-    if (this.spec.follows) this.drawOverlay();
   }
 
   click(event) {

@@ -10,10 +10,7 @@ function pathScales(panel) {
   const values = p[panel.options.norm];
   const frame = (panel.frame = frameOf(panel));
   const x = linear(p.epochs[0], Math.max(p.epochs[p.marks - 1], p.epochs[0] + 1), frame.left, frame.right);
-  const lists = [];
-  for (let m = 0; m < p.marks; m++) {
-    lists.push(values.subarray(m * p.rows + found.start, m * p.rows + found.start + found.rows));
-  }
+  const lists = p.epochs.map((_, m) => values.subarray(m * p.rows + found.start, m * p.rows + found.start + found.rows));
   const [low, high] = extent(lists, panel.log);
   const y = panel.log
     ? logarithmic(Math.max(low / 1.15, high * 1e-5), high * 1.15, frame.bottom, frame.top)
@@ -80,10 +77,6 @@ function markEntry(panel, unit, radius) {
   dot(panel.ctx, panel.scales.x(epoch), panel.scales.y(value), radius, colours.inside, false);
 }
 
-function layerUnits() {
-  return Array.from({ length: layer().rows }, (_, i) => layer().start + i);
-}
-
 const pathsSpec = {
   needs: ["run", "layer"],
   choices: [
@@ -98,7 +91,7 @@ const pathsSpec = {
     axes(panel.ctx, panel.frame, panel.scales.x, panel.scales.y, {
       xLabel: "epoch",
       yLabel: `norm of the ${layer().word}, ‖${SYMBOLS[panel.options.norm]}‖`,
-      xTicks: wholeTicks(p.epochs[0], p.epochs[p.marks - 1], (panel.frame.right - panel.frame.left) / 60),
+      xTicks: epochTicks(panel.frame, p.epochs[0], p.epochs[p.marks - 1]),
     });
     strokePaths(panel, units, few ? 1.3 : 0.8, few ? 0.85 : 0.55, few);
     for (const unit of units) markEntry(panel, unit, few ? 3 : 1.6);
@@ -118,10 +111,9 @@ const pathsSpec = {
     markEntry(panel, unit, 5);
     const p = path();
     const last = p[panel.options.norm][(p.marks - 1) * p.rows + unit];
-    ctx.fillStyle = colours.ink;
-    ctx.font = `600 12px ${colours.font}`;
-    ctx.textAlign = "right";
-    ctx.fillText(`${layer().word} ${unit - layer().start}`, panel.frame.right - 4, panel.scales.y(last) - 8);
+    write(ctx, `${layer().word} ${unit - layer().start}`, panel.frame.right - 4, panel.scales.y(last) - 8, {
+      align: "right", base: "alphabetic", colour: colours.ink, font: "600 12px",
+    });
   },
   hit(panel, px, py) {
     const { frame } = panel;
@@ -133,7 +125,7 @@ const pathsSpec = {
       const gap = Math.abs(panel.scales.y(valueAtEpoch(unit, epoch, path()[panel.options.norm])) - py);
       if (gap < distance) [best, distance] = [unit, gap];
     }
-    return best === null ? null : { title: unitName(best), lines: unitLines(best), unit: best };
+    return best === null ? null : hitUnit(best);
   },
   legend: () => [
     { label: "in the support of Γ", colour: colours.inside, dash: [] },
@@ -150,16 +142,11 @@ const pathsSpec = {
   },
   csv(panel) {
     const p = path();
-    const rows = [["layer", "unit", "epoch", `norm_${panel.options.norm}`, "share_inside", "entry_step"]];
-    for (const unit of layerUnits()) {
-      for (let m = 0; m < p.marks; m++) {
-        const at = m * p.rows + unit;
-        rows.push([
-          layer().name, unit - layer().start, p.epochs[m], p[panel.options.norm][at],
-          p.inside[at] / 255, p.entry[unit] < 0 ? "" : p.entry[unit],
-        ]);
-      }
-    }
-    return rows;
+    const head = ["layer", "unit", "epoch", `norm_${panel.options.norm}`, "share_inside", "entry_step"];
+    const row = (unit, m) => [
+      layer().name, unit - layer().start, p.epochs[m], p[panel.options.norm][m * p.rows + unit],
+      p.inside[m * p.rows + unit] / 255, p.entry[unit] < 0 ? "" : p.entry[unit],
+    ];
+    return [head, ...layerUnits().flatMap((unit) => p.epochs.map((_, m) => row(unit, m)))];
   },
 };

@@ -32,40 +32,28 @@ function drawRatios(panel) {
   const bars = (panel.bars = ratios());
   const highest = Math.max(1.15, ...bars.map((bar) => bar.ratio * 1.05).filter(Number.isFinite));
   const x = (panel.x = linear(0, bars.length, frame.left, frame.right));
-  const y = (panel.y = linear(0, highest, frame.bottom, frame.top));
+  const y = linear(0, highest, frame.bottom, frame.top);
   axes(ctx, frame, x, y, {
     xLabel: `${layer().word}s of ${layer().short}, the nearest first`, yLabel: layer().partners.length ? "joint ‖V‖ / λ" : "‖V‖ / λ", xTicks: [],
   });
   const width = x(1) - x(0);
-  const wide = width > 13;
   bars.forEach((bar, i) => {
     ctx.fillStyle = bar.inside ? colours.inside : colours.outside;
     ctx.globalAlpha = state.unit === null || state.unit === bar.unit ? 1 : 0.35;
     ctx.fillRect(x(i) + width * 0.12, y(bar.ratio), Math.max(width * 0.76, 0.6), frame.bottom - y(bar.ratio));
-    if (!wide) return;
     ctx.globalAlpha = 1;
-    ctx.fillStyle = colours.muted;
-    ctx.font = `10px ${colours.font}`;
-    ctx.textAlign = "center";
-    ctx.textBaseline = "top";
-    ctx.fillText(bar.unit - layer().start, x(i + 0.5), frame.bottom + 4);
+    if (width > 13) write(ctx, bar.unit - layer().start, x(i + 0.5), frame.bottom + 4, { align: "center", base: "top", font: "10px" });
   });
-  ctx.globalAlpha = 1;
-  ctx.strokeStyle = colours.ink;
-  ctx.lineWidth = 1.5;
-  line(ctx, frame.left, y(1), frame.right, y(1));
+  line(ctx, frame.left, y(1), frame.right, y(1), colours.ink, 1.5);
   label(ctx, "enters above λ", frame.right, y(1) - 4);
 }
 
 function label(ctx, text, right, bottom) {
-  ctx.font = `600 11px ${colours.font}`;
-  ctx.textAlign = "right";
-  ctx.textBaseline = "bottom";
-  ctx.lineWidth = 4;
-  ctx.strokeStyle = colours.paper;
+  const how = { align: "right", base: "bottom", colour: colours.ink, font: "600 11px" };
+  write(ctx, text, right, bottom, how);
+  [ctx.lineWidth, ctx.strokeStyle] = [4, colours.paper];
   ctx.strokeText(text, right, bottom);
-  ctx.fillStyle = colours.ink;
-  ctx.fillText(text, right, bottom);
+  write(ctx, text, right, bottom, how);
 }
 
 function drawHistogram(panel, counts) {
@@ -77,12 +65,9 @@ function drawHistogram(panel, counts) {
   counts.forEach((n, i) => {
     if (!n) return;
     ctx.fillStyle = (i + 0.5) * (highest / count) > 1 ? colours.inside : colours.outside;
-    const left = x((i * highest) / count);
-    ctx.fillRect(left + 0.5, y(n), x(highest / count) - x(0) - 1, frame.bottom - y(n));
+    ctx.fillRect(x((i * highest) / count) + 0.5, y(n), x(highest / count) - x(0) - 1, frame.bottom - y(n));
   });
-  ctx.strokeStyle = colours.ink;
-  ctx.lineWidth = 1.5;
-  line(ctx, x(1), frame.top, x(1), frame.bottom);
+  line(ctx, x(1), frame.top, x(1), frame.bottom, colours.ink, 1.5);
   label(ctx, "λ", x(1) - 4, frame.top + 14);
 }
 
@@ -93,23 +78,19 @@ function histogram() {
 
 const nextSpec = {
   needs: ["run", "layer", "epoch", "unit"],
-  height: (width) => Math.max(220, Math.min(300, width * 0.62)),
   base(panel) {
     panel.frame = frameOf(panel);
     panel.bars = null;
     if (layer().exact && path().threshold[layer().start] > 0) return drawRatios(panel);
     const found = histogram();
     if (found) return drawHistogram(panel, found.counts);
-    panel.ctx.fillStyle = colours.muted;
-    panel.ctx.font = `13px ${colours.font}`;
     const why = layer().exact ? "No thresholds were recorded." : "No epoch was kept (--keep) to look at single weights.";
-    panel.ctx.fillText(why, 12, 60);
-    return undefined;
+    return write(panel.ctx, why, 12, 60, { font: "13px" });
   },
   hit(panel, px, py) {
     if (!panel.bars || py < panel.frame.top - 10 || py > panel.frame.bottom + 18) return null;
     const bar = panel.bars[Math.floor(panel.x.invert(px))];
-    return bar ? { title: unitName(bar.unit), lines: unitLines(bar.unit), unit: bar.unit } : null;
+    return bar ? hitUnit(bar.unit) : null;
   },
   legend: () => [
     { label: "in the support", colour: colours.inside, mark: "box" },

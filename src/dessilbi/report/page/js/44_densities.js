@@ -38,13 +38,9 @@ const densitiesSpec = {
       ctx.globalAlpha = 1;
       ctx.fillStyle = colours.ink;
       ctx.fillRect(x(100 * row.end) - 1, y + step * 0.08, 2, step * 0.84);
-      ctx.font = `${chosen ? "600 " : ""}11px ${colours.font}`;
-      ctx.textBaseline = "middle";
-      ctx.textAlign = "right";
-      ctx.fillStyle = chosen ? colours.ink : colours.muted;
-      ctx.fillText(row.name.slice(-24), frame.left - 8, y + step / 2);
-      ctx.textAlign = "left";
-      ctx.fillText(percent(row.now), frame.right + 6, y + step / 2);
+      const how = chosen ? { colour: colours.ink, font: "600 11px" } : {};
+      write(ctx, row.name.slice(-24), frame.left - 8, y + step / 2, { ...how, align: "right" });
+      write(ctx, percent(row.now), frame.right + 6, y + step / 2, how);
     });
   },
   hit(panel, px, py) {

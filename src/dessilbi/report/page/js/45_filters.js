@@ -13,7 +13,7 @@ function filterGrid(width, count) {
 
 const filtersSpec = {
   needs: ["run", "layer", "epoch", "unit"],
-  choices: [{ name: "order", label: "order of filters", options: [["entry", "by entry"], ["number", "by number"]] }],
+  choices: [ORDER],
   height(width) {
     if (!path()) return 60;
     const grid = filterGrid(width, layer().rows);
@@ -25,9 +25,7 @@ const filtersSpec = {
     const kept = nearestKept();
     panel.cells = [];
     if (!kept || !kept.images[state.layer]) {
-      ctx.fillStyle = colours.muted;
-      ctx.font = `13px ${colours.font}`;
-      ctx.fillText("Not stored for this layer: the page would be too large.", 8, 40);
+      write(ctx, "Not stored for this layer: the page would be too large.", 8, 40, { font: "13px" });
       return;
     }
     const p = path();
@@ -40,11 +38,8 @@ const filtersSpec = {
     ["W", "Gamma"].forEach((what, side) => {
       const left = grid.stacked ? 0 : side * (grid.half + 24);
       const top = grid.stacked ? side * (rows * pitch + 30) : 0;
-      ctx.font = `600 12px ${colours.font}`;
-      ctx.fillStyle = colours.ink;
-      ctx.textBaseline = "top";
-      ctx.textAlign = "left";
-      ctx.fillText(what === "W" ? "W, the weights" : "Γ, the sparse twin", left + 3, top + 4);
+      const title = what === "W" ? "W, the weights" : "Γ, the sparse twin";
+      write(ctx, title, left + 3, top + 4, { base: "top", colour: colours.ink, font: "600 12px" });
       const sheet = atlas(kept, found, what);
       order.forEach((unit, i) => {
         const x = left + (i % grid.across) * pitch + 3;
@@ -63,7 +58,7 @@ const filtersSpec = {
   },
   hit(panel, px, py) {
     const cell = panel.cells.find((c) => px >= c.x - 3 && px < c.x + c.size + 3 && py >= c.y - 3 && py < c.y + c.size + 3);
-    return cell ? { title: unitName(cell.unit), lines: unitLines(cell.unit), unit: cell.unit } : null;
+    return cell ? hitUnit(cell.unit) : null;
   },
   legend: () =>
     layer().sheet.mode === "colour"
@@ -87,13 +82,8 @@ const filtersSpec = {
     const stored = kept.images[state.layer];
     const values = { W: unpack(stored.W, report.bytes), Gamma: unpack(stored.Gamma, report.bytes) };
     const size = values.W.length / found.rows;
-    const rows = [["layer", "unit", "epoch", "pixel", "W", "Gamma"]];
-    for (let i = 0; i < values.W.length; i++) {
-      rows.push([
-        found.name, Math.floor(i / size), kept.epoch, i % size,
-        +(values.W[i] * stored.W.scale).toPrecision(4), +(values.Gamma[i] * stored.Gamma.scale).toPrecision(4),
-      ]);
-    }
-    return rows;
+    const value = (what, i) => +(values[what][i] * stored[what].scale).toPrecision(4);
+    const rows = Array.from(values.W, (_, i) => [found.name, Math.floor(i / size), kept.epoch, i % size, value("W", i), value("Gamma", i)]);
+    return [["layer", "unit", "epoch", "pixel", "W", "Gamma"], ...rows];
   },
 };

@@ -1,9 +1,7 @@
 // Put the panels up; if anything goes wrong the still figures stay.
 
 const SPECS = {
-  accuracy: accuracySpec, loss: lossSpec, paths: pathsSpec, entries: entriesSpec, next: nextSpec,
-  densities: densitiesSpec, filters: filtersSpec, budgets: budgetsSpec, dynamics: dynamicsSpec,
-  overlap: overlapSpec, between: betweenSpec,
+  paths: pathsSpec, entries: entriesSpec, next: nextSpec, densities: densitiesSpec, filters: filtersSpec, overlap: overlapSpec,
 };
 
 // Panels that show one run's path are hidden while a run without one is chosen.
@@ -26,7 +24,10 @@ async function start() {
   document.documentElement.classList.add("live");
   tooltip.make();
   controls.make();
-  const panels = [...document.querySelectorAll(".panel")].map((figure) => new Panel(figure, SPECS[figure.dataset.key]));
+  const panels = [...document.querySelectorAll(".panel")].map((figure) => {
+    const { key } = figure.dataset;
+    return new Panel(figure, SPECS[key] || chartSpec(report.charts[key]));
+  });
   listeners.push(
     (what) => controls.update(what),
     updateFigures,

@@ -1,0 +1,231 @@
+"""Panels of curves and points, described once: the page draws them, and matplotlib prints them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from dessilbi.report.overlap import between_runs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from dessilbi.report.run_data import RunData
+
+Key = Literal["accuracy", "loss", "budgets", "dynamics", "between"]
+
+
+@dataclass(frozen=True)
+class Series:
+    """A curve, or loose points."""
+
+    label: str
+    run: int
+    """Index of its run."""
+    x: list[float]
+    y: list[float]
+    colour: str
+    """Name in the style sheet, and in :data:`dessilbi.report.style.PALETTE`."""
+    dash: Literal["solid", "dashed", "dotted", "none"] = "solid"
+    mark: Literal["", "dot", "disc", "square"] = ""
+    words: list[list[str]] | None = None
+    """What the page says of each point."""
+    epochs: list[int] | None = None
+    """Of each point, where x is something else."""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One pair of axes; x is epochs unless it says otherwise."""
+
+    title: str
+    ylabel: str
+    series: list[Series]
+    xlabel: str = "epoch"
+    unit: str = ""
+    log: Literal["", "x", "y"] = ""
+    """The axis that can be logarithmic."""
+    floor: float | None = None
+    """What a linear y axis begins with."""
+    zoom: float | None = None
+    """How many units below the best a narrowed axis begins."""
+    readouts: list[str] | None = None
+    """A sentence for each run."""
+
+
+@dataclass(frozen=True)
+class Charts:
+    """The charts of a panel, side by side or one at a time."""
+
+    charts: list[Chart]
+    alternatives: bool = False
+    of_a_run: bool = False
+    """Whether only the chosen run's series are shown."""
+
+
+def charts_of(runs: Sequence[RunData]) -> dict[Key, Charts]:
+    """Every panel of curves that the runs have something for."""
+    found: dict[Key, Charts] = {
+        "accuracy": Charts([_accuracy(runs)]),
+        "loss": Charts([_loss(runs)]),
+        "budgets": Charts([_budgets(runs, *size) for size in _SIZES], alternatives=True),
+        "dynamics": Charts([chart for chart in _dynamics(runs) if chart.series]),
+        "between": Charts([_between(runs)], of_a_run=True),
+    }
+    return {key: one for key, one in found.items() if any(c.series for c in one.charts)}
+
+
+def _label(runs: Sequence[RunData], i: int, kind: str) -> str:
+    return kind if len(runs) == 1 else f"{runs[i].name}: {kind}"
+
+
+def _recorded(
+    runs: Sequence[RunData], kinds: Sequence[tuple[str, str, str, Any]], *, positive: bool = False
+) -> list[Series]:
+    """Numbers of the records; several runs have a colour each, the numbers of one run theirs."""
+    found = []
+    for i, run in enumerate(runs):
+        for name, label, colour, dash in kinds:
+            pairs = [(r["epoch"], float(r[name])) for r in run.records if r.get(name) is not None]
+            if any(value > 0 for _, value in pairs) or (pairs and not positive):
+                x, y = map(list, zip(*pairs, strict=True))
+                own = colour if len(runs) == 1 else run_colour(i)
+                found.append(Series(_label(runs, i, label or run.whole), i, x, y, own, dash))
+    return found
+
+
+def run_colour(i: int) -> str:
+    """Name of the colour of the i-th run."""
+    return f"run-{i % 7}"
+
+
+def _accuracy(runs: Sequence[RunData]) -> Chart:
+    kinds = (
+        ("accuracy", "", "ink", "solid"),
+        ("recalibrated_accuracy", "support, recalibrated", "inside", "dashed"),
+        ("sparse_accuracy", "support", "run-2", "dotted"),
+    )
+    ylabel = f"accuracy, % of the {runs[0].judged_on} images"
+    return Chart("Accuracy", ylabel, _recorded(runs, kinds), unit="\u00a0%", zoom=5)
+
+
+def _loss(runs: Sequence[RunData]) -> Chart:
+    kinds = (("train_loss", "training", "ink", "solid"), ("loss", "held out", "run-1", "dashed"))
+    series = _recorded(runs, kinds, positive=True)
+    return Chart("Loss", "cross entropy, nats an image", series, log="y", floor=0)
+
+
+_SIZES = (
+    ("density", "density, % of the weights", 100.0),
+    ("parameters", "parameters", 1.0),
+    ("macs", "multiply-adds an image", 1.0),
+)
+
+
+def _budgets(runs: Sequence[RunData], size: str, xlabel: str, factor: float) -> Chart:
+    """Accuracy against size. The axis names the images; where they differ, each label does."""
+    found = [one for i, run in enumerate(runs) for one in _offers(runs, i, run, size, factor)]
+    judged = {images for images, _ in found}
+    series = [one for _, one in found]
+    if len(judged) > 1:
+        series = [replace(one, label=f"{one.label} ({images} images)") for images, one in found]
+    ylabel = f"accuracy, % of the {judged.pop()} images" if len(judged) == 1 else "accuracy, %"
+    title = xlabel.partition(",")[0].removesuffix(" an image")
+    return Chart(
+        title, ylabel, series, xlabel, unit="\u00a0%", log="x", zoom=5,
+        readouts=[_enough(run) for run in runs],
+    )  # fmt: skip
+
+
+def _offers(
+    runs: Sequence[RunData], i: int, run: RunData, size: str, factor: float
+) -> Iterator[tuple[str, Series]]:
+    """What a run offers: every budget, its support by epoch, and compact networks."""
+    colour, points = run_colour(i), run.budgets.points
+    if points:
+        x, y = [factor * getattr(p, size) for p in points], [p.accuracy for p in points]
+        words = [
+            [f"density {100 * p.density:.2f} %", f"{p.parameters:,} parameters",
+             f"{p.macs:,.0f} multiply-adds", f"accuracy {p.accuracy:.2f} %"]
+            for p in points
+        ]  # fmt: skip
+        label = _label(runs, i, "every budget")
+        yield run.budgets.judged_on, Series(label, i, x, y, colour, mark="disc", words=words)
+    rows = [r for r in run.records if r.get("density") and r.get("recalibrated_accuracy")]
+    if rows and run.path is not None and size == "density":
+        x, y = [100 * r["density"] for r in rows], [r["recalibrated_accuracy"] for r in rows]
+        epochs = [r["epoch"] for r in rows]
+        words = [
+            [f"epoch {e}", f"density {a:.2f} %", f"accuracy {b:.2f} %"]
+            for e, a, b in zip(epochs, x, y, strict=True)
+        ]
+        label, own = _label(runs, i, "support, by epoch"), "run-1" if len(runs) == 1 else colour
+        yield run.judged_on, Series(label, i, x, y, own, "dashed", "dot", words, epochs)
+    made = [c for c in run.budgets.compacts if None not in (c.accuracy, getattr(c, size))]
+    for images in dict.fromkeys(c.judged_on for c in made):
+        chosen = [c for c in made if c.judged_on == images]
+        x, y = [factor * getattr(c, size) for c in chosen], [c.accuracy or 0.0 for c in chosen]
+        words, label = [c.words() for c in chosen], _label(runs, i, "compact network")
+        yield images, Series(label, i, x, y, colour, "none", "square", words)
+
+
+def _enough(run: RunData) -> str:
+    points = run.budgets.points
+    if not points:
+        return "Run “dessilbi frontier” on this run for the accuracy of every budget."
+    best = max(p.accuracy for p in points)
+    enough = next(p for p in points if p.accuracy >= best - 0.5)
+    more = "" if run.budgets.compacts else " “dessilbi compact” adds sizes and latencies."
+    return (
+        f"{100 * enough.density:.1f}\u00a0% of the weights are enough to stay within half a point "
+        f"of the best, {best:.2f}\u00a0%.{more}"
+    )
+
+
+def _dynamics(runs: Sequence[RunData]) -> Iterator[Chart]:
+    """Coupling gap, augmented loss and the Lyapunov value, as far as they were recorded."""
+    gap, augmented, lyapunov = [], [], []
+    for i, run in enumerate(runs):
+        path, colour = run.path, run_colour(i)
+        if path is not None:
+            x: list[float] = list(path.epochs)
+            y = [path.gap(e) for e in path.epochs]
+            gap.append(Series(run.name, i, x, y, colour))
+            known = [(e, v) for e in path.epochs if (v := path.augmented_loss(e)) is not None]
+            if known:
+                x, y = map(list, zip(*known, strict=True))
+                augmented.append(Series(run.name, i, x, y, colour))
+        if run.lyapunov is not None and len(run.lyapunov.step):
+            steps = path.step if path is not None and path.step else int(run.lyapunov.step[-1])
+            x = (run.lyapunov.step * (run.done / steps)).tolist()
+            lyapunov.append(Series(run.name, i, x, run.lyapunov.F.tolist(), colour))
+    for title, found in (
+        ("coupling gap ‖W - Γ‖", gap),
+        ("augmented loss L + ‖W - Γ‖² / 2nu", augmented),
+        ("Lyapunov value F", lyapunov),
+    ):
+        yield Chart(title, title, found, log="y", floor=0)
+
+
+def _between(runs: Sequence[RunData]) -> Chart:
+    """Overlap of supports between runs, at the epochs that at least two of them recorded."""
+    paths = [run.path for run in runs]
+    marked = [epoch for path in paths if path is not None for epoch in path.epochs]
+    epochs = sorted({epoch for epoch in marked if marked.count(epoch) > 1})
+    series = []
+    if epochs:
+        # Large nets of many epochs are compared at some of them.
+        largest = max(path.groups for path in paths if path is not None)
+        step = -(-len(epochs) // max(8, 20_000_000 // max(largest, 1)))
+        epochs = sorted({*epochs[::step], epochs[-1]})
+        matrix = between_runs(paths, epochs)
+        for i, j in np.argwhere(~np.isnan(matrix).all(0)).tolist():
+            known = ~np.isnan(matrix[:, i, j])
+            if i != j:
+                label = f"{runs[i].name} and {runs[j].name}"
+                x, y = np.array(epochs)[known].tolist(), (100 * matrix[known, i, j]).tolist()
+                series.append(Series(label, i, x, y, run_colour(j)))
+    ylabel = "weights in both over weights in either, %"
+    return Chart("Support overlap between runs", ylabel, series, unit="\u00a0%", floor=0)
