@@ -20,6 +20,7 @@ ROOT = Path(dessilbi.__file__).parent
 LIBRARY = {"graph", "optim", "path", "theory", "subnet", "nested", "compaction"}
 ROOMS: dict[str, set[str]] = {
     "_disk": set(),
+    "_style": set(),
     "_text": set(),
     "errors": set(),
     "graph": set(),
@@ -42,7 +43,7 @@ ROOMS: dict[str, set[str]] = {
     "__init__": LIBRARY | {"cli"},
 }
 # May be imported from everywhere.
-GROUND = {"_disk", "_text", "errors"}
+GROUND = {"_disk", "_style", "_text", "errors"}
 
 
 def room_of(name: str) -> str | None:

@@ -191,7 +191,7 @@ def test_only_an_extra_that_helps_is_suggested(
     def missing(_: list[str]) -> None:
         raise ModuleNotFoundError(f"No module named {module!r}", name=module)
 
-    monkeypatch.setitem(cli._COMMANDS, "path", missing)
+    monkeypatch.setattr("dessilbi.cli.subnet.path", missing)
     found = dessilbi("path")
     assert found.code == 1
     assert said in found.err

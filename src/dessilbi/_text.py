@@ -6,7 +6,7 @@ import difflib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 
 def did_you_mean(
@@ -27,3 +27,18 @@ def did_you_mean(
     names = {name.lower(): name for name in known}
     near = difflib.get_close_matches(word.lower(), names, n=1, cutoff=cutoff)
     return f"; did you mean {names[near[0]]!r}?" if near else otherwise
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Lines of cells in columns, two spaces apart: the first to the left, the others to the right.
+
+    Example:
+        >>> print(table([("", "dense", "compact"), ("bytes", "1,024", "64")]))
+               dense  compact
+        bytes  1,024       64
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip()
+        for row in rows
+    )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, NoReturn
+from importlib import import_module
+from typing import NoReturn
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from dessilbi._text import did_you_mean
+from dessilbi.errors import DessilbiError
 
 USAGE = """\
 usage: dessilbi COMMAND [options]
@@ -40,6 +41,22 @@ _EXTRAS = {
 """Modules that each extra of the package brings."""
 
 
+_COMMANDS = {
+    "demo": "train:demo",
+    "train": "train:train",
+    "path": "subnet:path",
+    "subnet": "subnet:subnet",
+    "frontier": "frontier:frontier_command",
+    "compact": "compact:compact_command",
+    "export": "compact:export_command",
+    "report": "report:report_command",
+    "figures": "report:figures_command",
+    "theory": "theory:theory",
+    "reproduce": "reproduce:reproduce_command",
+}
+"""Module of this room, and the function in it that takes the arguments."""
+
+
 def main(argv: list[str] | None = None) -> None:
     """Run one command and exit; faults that a user can mend are one clear message."""
     arguments = sys.argv[1:] if argv is None else argv
@@ -51,124 +68,29 @@ def main(argv: list[str] | None = None) -> None:
 
         print(f"dessilbi {__version__}")
         raise SystemExit(0)
-    command = _COMMANDS.get(arguments[0])
-    if command is None:
-        from dessilbi._text import did_you_mean
-
+    if arguments[0] not in _COMMANDS:
         hint = did_you_mean(arguments[0], _COMMANDS)
         _fail(f"unknown command {arguments[0]!r}{hint}\n\n{USAGE}", code=2)
+    module, function = _COMMANDS[arguments[0]].split(":")
     try:
-        command(arguments[1:])
+        getattr(import_module(f".{module}", __name__), function)(arguments[1:])
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("dessilbi"):
             raise
         _fail(_missing(error))
-    except BrokenPipeError:
-        raise SystemExit(1) from None
     except KeyboardInterrupt:
         _fail("stopped; run the same command again to continue", code=130)
+    except (DessilbiError, ValueError) as error:
+        from dessilbi.lab.training.loop import Interrupted
 
-
-def _demo(arguments: list[str]) -> None:
-    from dessilbi.cli.train import demo
-
-    _guarded(demo, arguments)
-
-
-def _train(arguments: list[str]) -> None:
-    from dessilbi.cli.train import train
-
-    _guarded(train, arguments)
-
-
-def _path(arguments: list[str]) -> None:
-    from dessilbi.cli.subnet import path
-
-    _guarded(path, arguments)
-
-
-def _subnet(arguments: list[str]) -> None:
-    from dessilbi.cli.subnet import subnet
-
-    _guarded(subnet, arguments)
-
-
-def _theory(arguments: list[str]) -> None:
-    from dessilbi.cli.theory import theory
-
-    _guarded(theory, arguments)
-
-
-def _frontier(arguments: list[str]) -> None:
-    from dessilbi.cli.frontier import frontier_command
-
-    _guarded(frontier_command, arguments)
-
-
-def _compact(arguments: list[str]) -> None:
-    from dessilbi.cli.compact import compact_command
-
-    _guarded(compact_command, arguments)
-
-
-def _export(arguments: list[str]) -> None:
-    from dessilbi.cli.compact import export_command
-
-    _guarded(export_command, arguments)
-
-
-def _reproduce(arguments: list[str]) -> None:
-    from dessilbi.cli.reproduce import reproduce_command
-
-    _guarded(reproduce_command, arguments)
-
-
-def _report(arguments: list[str]) -> None:
-    from dessilbi.cli.report import report_command
-
-    _guarded(report_command, arguments)
-
-
-def _figures(arguments: list[str]) -> None:
-    from dessilbi.cli.report import figures_command
-
-    _guarded(figures_command, arguments)
-
-
-_COMMANDS: dict[str, Callable[[list[str]], None]] = {
-    "demo": _demo,
-    "train": _train,
-    "path": _path,
-    "subnet": _subnet,
-    "compact": _compact,
-    "export": _export,
-    "frontier": _frontier,
-    "report": _report,
-    "figures": _figures,
-    "theory": _theory,
-    "reproduce": _reproduce,
-}
-
-
-def _guarded(command: Callable[[list[str]], None], arguments: list[str]) -> None:
-    from dessilbi.lab.data import DataError
-    from dessilbi.lab.models import ModelError
-    from dessilbi.lab.run.config import ConfigError
-    from dessilbi.lab.run.directory import RunError
-    from dessilbi.lab.training.errors import TrainingError
-    from dessilbi.lab.training.loop import Interrupted
-
-    try:
-        command(arguments)
-    except Interrupted as stop:
-        _fail(str(stop), code=130)
-    except (ConfigError, DataError, ModelError, RunError, TrainingError, ValueError) as error:
+        if isinstance(error, Interrupted):
+            _fail(str(error), code=130)
         _fail(f"error: {error}")
-    except BrokenPipeError:
-        raise  # nobody reads on: not a fault
+    except BrokenPipeError:  # nobody reads on: not a fault
+        raise SystemExit(1) from None
     except OSError as error:
-        place = "" if error.filename is None else f"{error.filename}: "
-        _fail(f"error: {place}{error.strerror or error}")
+        where = "" if error.filename is None else f"{error.filename}: "
+        _fail(f"error: {where}{error.strerror or error}")
 
 
 def _missing(error: ModuleNotFoundError) -> str:

@@ -14,6 +14,7 @@ import torch
 import tyro
 
 from dessilbi._disk import write_whole
+from dessilbi._text import table
 from dessilbi.compaction import (
     Compact,
     compact,
@@ -249,16 +250,17 @@ def _compared(
 
 
 def _table(rows: list[dict[str, Any]]) -> str:
-    lines = [f"{'':22}{'bytes':>12}{'batch 1':>16}{'batch 128':>18}{'to masked':>11}"]
+    cells = [("", "bytes", "batch 1", "", "batch 128", "", "to masked")]
     for row in rows:
-        times = "".join(
-            f"{row[f'milliseconds, batch {n}']:{width}.3g} ms {row[f'ratio, batch {n}']:5.2f}x"
-            for n, width in ((1, 7), (128, 8))
-        )
+        one, many = ((row[f"milliseconds, batch {n}"], row[f"ratio, batch {n}"]) for n in (1, 128))
         gap = row.get("difference to masked")
-        lines.append(
-            f"{row['network']:22}{row['bytes']:12,}{times}{'' if gap is None else f'{gap:11.1e}'}"
+        cells.append(
+            (
+                row["network"],
+                f"{row['bytes']:,}",
+                *(f"{one[0]:.3g} ms", f"{one[1]:.2f}x", f"{many[0]:.3g} ms", f"{many[1]:.2f}x"),
+                "" if gap is None else f"{gap:.1e}",
+            )
         )
     gap = rows[-1]["difference to compact"]
-    lines.append(f"onnxruntime to the compact model in torch: {gap:.1e} relative")
-    return "\n".join(lines)
+    return f"{table(cells)}\nonnxruntime to the compact model in torch: {gap:.1e} relative"

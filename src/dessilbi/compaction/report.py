@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from dessilbi._text import table
 from dessilbi.graph.names import named_weights
 from dessilbi.path import count_macs_per_weight
 
@@ -112,11 +113,7 @@ class Report:
              f"{one.ratio_in_one_format:.2f}")
             for one in self.latency if one.dense_channels_last is not None
         ]  # fmt: skip
-        widths = [max(len(row[i]) for row in rows) for i in range(4)]
-        lines = [
-            f"{row[0]:<{widths[0]}}" + "".join(f"  {row[i]:>{widths[i]}}" for i in (1, 2, 3))
-            for row in rows
-        ]
+        lines = [table(rows)]
         lines += [f"difference to the masked model: {found}" for found in self.differences]
         if self.carriers:
             lines.append(f"carrier channels: {self.carriers}")

@@ -6,6 +6,8 @@ import statistics
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from dessilbi._style import BLUE, OKABE_ITO
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
@@ -14,8 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import Tensor
 
-# Distinguishable for colour-blind readers (Okabe and Ito).
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
+COLOURS = (*OKABE_ITO, "#000000", "#999999")
 MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 
@@ -112,7 +113,7 @@ def _panel(panel: Panel, ax: Axes) -> None:
     for (label, height), style in zip(panel.horizontals.items(), ("--", ":", "-."), strict=False):
         ax.axhline(height, color="#555555", linewidth=1.0, linestyle=style, label=label)
     for place in panel.verticals:
-        ax.axvline(place, color="#0072B2", linewidth=0.8, alpha=0.5)
+        ax.axvline(place, color=BLUE, linewidth=0.8, alpha=0.5)
     if panel.log_x:
         from matplotlib import ticker
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dessilbi._style import OKABE_ITO
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 INSIDE, OUTSIDE = "#1f5fbf", "#c8442f"
-# Okabe and Ito, as in dessilbi frontier; the first run is the one looked at.
-RUNS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#555555")
+RUNS = (*OKABE_ITO, "#555555")
+"""The first run is the one looked at."""
 PALETTE = {"ink": "#1c1d20", "inside": INSIDE} | {f"run-{i}": c for i, c in enumerate(RUNS)}
 """Colours by their names in the style sheet of the page."""
 ENTRY_MAP, SIGNED_MAP = "viridis_r", "PuOr_r"

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dessilbi._style import OKABE_ITO
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from dessilbi.lab.analysis.frontier import Curve
 
-# Distinguishable for colour-blind readers (Okabe and Ito); the first run is the one looked at.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_COLOURS = (*OKABE_ITO, "#000000")
 _MARKS = ("o", "s", "^", "D", "v", "P", "X")
 _AXES = (
     ("density", "density, % of the weights", 1e-2),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from dessilbi._style import BLUE, GREEN
 from dessilbi.lab.analysis.subnetworks import open_path
 from dessilbi.lab.data.load import CARDS
 from dessilbi.lab.run.checkpoint import load_model
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 EPOCHS: dict[Scale, int] = {"smoke": 4, "cpu": 20, "paper": 80}
 LAYER: dict[str, str] = {"smoke": "conv2", "cpu": "conv.c5", "paper": "conv.c5"}
 SHOWN = 36
-FRAMES = ("#0072B2", "#009E73", "#000000")
+FRAMES = (BLUE, GREEN, "#000000")
 """Blue, green and black, as in the paper: after a quarter, half and all of the epochs."""
 
 
@@ -111,7 +112,7 @@ def draw(results: Results, out: Path, place: Place) -> list[Path]:
             lines = [
                 Line(f"{name}: {len(group)} filters", range(len(norms)), group, each)
                 for name, group, each in (
-                    ("in the support of Gamma", kept, "#0072B2"),
+                    ("in the support of Gamma", kept, BLUE),
                     (label, others, colour),
                 )
                 if group
