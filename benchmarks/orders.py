@@ -26,7 +26,7 @@ from dessilbi.lab.data import load_dataset
 from dessilbi.lab.models import make_model
 from dessilbi.lab.run.checkpoint import load_model
 from dessilbi.lab.run.config import Config, DataConfig, ModelConfig, OptimizerConfig, ScheduleConfig
-from dessilbi.lab.run.directory import LAST
+from dessilbi.lab.run.files import LAST
 from dessilbi.lab.training.evaluate import evaluate, evaluate_recalibrated
 from dessilbi.lab.training.loop import Place, train
 from dessilbi.path import ORDERS

@@ -26,7 +26,8 @@ from dessilbi import DessiLBI, split_parameters
 from dessilbi.lab.models import make_model
 from dessilbi.lab.run.checkpoint import Position, take
 from dessilbi.lab.run.config import Config, DataConfig, ModelConfig
-from dessilbi.lab.run.directory import LAST, PATH, RunDir
+from dessilbi.lab.run.directory import RunDir
+from dessilbi.lab.run.files import LAST, PATH
 from dessilbi.path import PathRecorder
 from dessilbi.report import write_report
 

@@ -37,7 +37,7 @@ from dessilbi.lab.run.config import (
     ScheduleConfig,
     StartConfig,
 )
-from dessilbi.lab.run.directory import LAST
+from dessilbi.lab.run.files import LAST
 from dessilbi.lab.training.evaluate import evaluate
 from dessilbi.lab.training.loop import Place, train
 from dessilbi.lab.training.start import write_start

@@ -18,7 +18,8 @@ from lab_runs import PATIENCE, SMALL, STEPS, assert_same_run, command, uninterru
 from torch import Tensor, nn
 
 from dessilbi.lab.run.config import ModelConfig, NestedConfig, to_json
-from dessilbi.lab.run.directory import LAST, RunDir
+from dessilbi.lab.run.directory import RunDir
+from dessilbi.lab.run.files import LAST
 from dessilbi.lab.run.recipes import digits
 from dessilbi.lab.training.distributed import Team
 from dessilbi.lab.training.shared_batchnorm import SharedBatchNorm, share_batchnorm

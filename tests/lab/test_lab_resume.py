@@ -28,7 +28,8 @@ from torch import nn
 
 from dessilbi.cli import main
 from dessilbi.lab.run.config import Config, ModelConfig, OptimizerConfig, to_json
-from dessilbi.lab.run.directory import LAST, RunDir, RunError
+from dessilbi.lab.run.directory import RunDir, RunError
+from dessilbi.lab.run.files import LAST
 from dessilbi.lab.training.loop import Interrupted, Place, Silent, train
 
 if TYPE_CHECKING:

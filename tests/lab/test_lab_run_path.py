@@ -25,7 +25,8 @@ from lab_runs import (
 
 from dessilbi.lab.analysis.subnetworks import open_path
 from dessilbi.lab.run.config import Config, OptimizerConfig, StopConfig
-from dessilbi.lab.run.directory import LAST, PATH, RunDir, RunError
+from dessilbi.lab.run.directory import RunDir, RunError
+from dessilbi.lab.run.files import LAST, PATH
 from dessilbi.lab.training import loop as training
 from dessilbi.lab.training.loop import Place, Silent, train
 from dessilbi.optim import DessiLBI

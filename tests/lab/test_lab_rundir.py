@@ -20,7 +20,8 @@ from lab_runs import SMALL, Crash, CrashAt, assert_same_run, uninterrupted, weig
 
 import dessilbi
 from dessilbi.lab.run.config import to_json
-from dessilbi.lab.run.directory import LAST, Checkpoint, RunDir, RunError
+from dessilbi.lab.run.directory import Checkpoint, RunDir, RunError
+from dessilbi.lab.run.files import LAST
 from dessilbi.lab.training.loop import Place, train
 
 if TYPE_CHECKING:

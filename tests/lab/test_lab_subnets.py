@@ -32,7 +32,8 @@ from dessilbi.lab.data import load_dataset
 from dessilbi.lab.models import make_model
 from dessilbi.lab.run.checkpoint import load_model
 from dessilbi.lab.run.config import Config, ConfigError, OptimizerConfig, ScheduleConfig, StopConfig
-from dessilbi.lab.run.directory import BEST, LAST, MASK, PATH, START, RunDir, RunError
+from dessilbi.lab.run.directory import RunDir, RunError
+from dessilbi.lab.run.files import BEST, LAST, MASK, PATH, START
 from dessilbi.lab.training import loop as training
 from dessilbi.lab.training.evaluate import evaluate, evaluate_recalibrated
 from dessilbi.lab.training.loop import Place, train

@@ -27,7 +27,8 @@ from dessilbi.lab.data import DataError, load_dataset
 from dessilbi.lab.models import ModelError, make_model
 from dessilbi.lab.run.checkpoint import load_model
 from dessilbi.lab.run.config import Config, ConfigError, DataConfig, OptimizerConfig, ScheduleConfig
-from dessilbi.lab.run.directory import BEST, LAST, RunDir, RunError
+from dessilbi.lab.run.directory import RunDir, RunError
+from dessilbi.lab.run.files import BEST, LAST
 from dessilbi.lab.training.distributed import Team, pick_device
 from dessilbi.lab.training.evaluate import evaluate
 from dessilbi.lab.training.loop import Place, Silent, Trainer, TrainingError, train

@@ -19,7 +19,8 @@ from dessilbi.lab.run.config import (
     OptimizerConfig,
     ScheduleConfig,
 )
-from dessilbi.lab.run.directory import LAST, MASK, RunDir
+from dessilbi.lab.run.directory import RunDir
+from dessilbi.lab.run.files import LAST, MASK
 from dessilbi.lab.training.build import network_without_data
 from dessilbi.lab.training.loop import Place, train
 from dessilbi.lab.training.start import load_start

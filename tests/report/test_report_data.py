@@ -12,7 +12,8 @@ import torch
 from report_runs import subnet_run
 
 from dessilbi.lab.run.config import OptimizerConfig
-from dessilbi.lab.run.directory import LAST, PATH, RunDir, RunError
+from dessilbi.lab.run.directory import RunDir, RunError
+from dessilbi.lab.run.files import LAST, PATH
 from dessilbi.path import support_distance
 from dessilbi.path.layers import make_layers
 from dessilbi.report import read_run

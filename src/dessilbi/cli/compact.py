@@ -28,7 +28,14 @@ from dessilbi.lab.analysis.networks import trained_network
 from dessilbi.lab.analysis.subnetworks import Choice, open_path
 from dessilbi.lab.data import batches
 from dessilbi.lab.run.config import ConfigError
-from dessilbi.lab.run.directory import MASK, RunDir, clear_errors
+from dessilbi.lab.run.directory import RunDir, clear_errors
+from dessilbi.lab.run.files import (
+    COMPACT_EXPORT,
+    COMPACT_ONNX,
+    COMPACT_REPORT,
+    MASK,
+    compact_folder,
+)
 from dessilbi.lab.training.build import evaluated_split, load_data
 from dessilbi.lab.training.evaluate import BATCH, RECALIBRATION_IMAGES, evaluate
 from dessilbi.lab.training.terminal import plain_console
@@ -43,7 +50,6 @@ if TYPE_CHECKING:
 
     from dessilbi.lab.data import Dataset, Split
 
-REPORT, EXPORT, ONNX = "report.json", "export.json", "model.onnx"
 REAL_IMAGES = 256
 """Images of the data set that equality is checked on."""
 
@@ -131,17 +137,17 @@ def export_command(arguments: list[str]) -> None:
     made = _make(command.source)
     console = plain_console()
     console.print(f"{command.source.run}: {made.words}\n", soft_wrap=True)
-    file = made.folder / ONNX
+    file = made.folder / COMPACT_ONNX
     example = made.images[:2]
     with clear_errors(file, "--output"):
         size = export_onnx(made.small.model, file, example)
     with tempfile.TemporaryDirectory() as folder:
-        whole = Path(folder) / ONNX
+        whole = Path(folder) / COMPACT_ONNX
         dense_size = export_onnx(made.dense, whole, example)
         rows = _compared(made, file, size, whole, dense_size)
     console.print(_table(rows))
     with clear_errors(made.folder, "--output"):
-        write_whole(made.folder / EXPORT, (json.dumps(rows, indent=1) + "\n").encode())
+        write_whole(made.folder / COMPACT_EXPORT, (json.dumps(rows, indent=1) + "\n").encode())
     console.print(f"\nfile: {file}", soft_wrap=True)
 
 
@@ -166,7 +172,7 @@ def _make(source: Source) -> Made:
         words += ", BatchNorm recalibrated"
     small = compact(masked, mask, images[:1], inputs=[images])
     accuracy = evaluate(small.model, split).accuracy
-    folder = source.output or run.path / f"compact-{name}"
+    folder = source.output or run.path / compact_folder(name)
     channels, side, _ = data.shape
     constructor = {
         "name": run.config().model.name,
@@ -184,7 +190,7 @@ def _make(source: Source) -> Made:
             "recalibrated": source.recalibrate,
             **small.report.to_json(),
         }
-        write_whole(folder / REPORT, (json.dumps(report, indent=1) + "\n").encode())
+        write_whole(folder / COMPACT_REPORT, (json.dumps(report, indent=1) + "\n").encode())
     return Made(small, model.eval(), masked, words, folder, images, split, judged_on, accuracy)
 
 

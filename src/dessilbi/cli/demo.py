@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dessilbi.lab.analysis.subnetworks import open_path
+from dessilbi.lab.run.files import CONFIG, INIT, LAST, METRICS, PATH
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -13,11 +14,11 @@ if TYPE_CHECKING:
     from dessilbi.path import SolutionPath
 
 FILES = {
-    "config.json": "what was run",
-    "metrics.jsonl": "accuracy and densities, a line an epoch",
-    "path.safetensors": "when every filter entered; `dessilbi path` shows it",
-    "init.safetensors": "the weights before the first step",
-    "checkpoint-last/": "the weights and V after the last",
+    CONFIG: "what was run",
+    METRICS: "accuracy and densities, a line an epoch",
+    PATH: "when every filter entered; `dessilbi path` shows it",
+    INIT: "the weights before the first step",
+    f"{LAST}/": "the weights and V after the last",
 }
 
 

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Literal
 
 import tyro
 
-from dessilbi.lab.analysis.frontier import DENSITIES, FILE, curves, frontier
+from dessilbi.lab.analysis.frontier import DENSITIES, curves, frontier
 from dessilbi.lab.run.config import ConfigError
 from dessilbi.lab.run.directory import RunDir, clear_errors
+from dessilbi.lab.run.files import FRONTIER, FRONTIER_PICTURE
 from dessilbi.lab.training.loop import Place
 from dessilbi.lab.training.terminal import plain_console
 
@@ -73,8 +74,8 @@ def frontier_command(arguments: list[str]) -> None:
     drawn = curves(found)
     for curve in drawn:
         _print(curve, console)
-    _draw(drawn, command.picture or command.runs[0] / "frontier.png", found[0][0], console)
-    console.print(f"figures: {FILE} in each run directory", soft_wrap=True)
+    _draw(drawn, command.picture or command.runs[0] / FRONTIER_PICTURE, found[0][0], console)
+    console.print(f"figures: {FRONTIER} in each run directory", soft_wrap=True)
 
 
 def _print(curve: Curve, console: Console) -> None:

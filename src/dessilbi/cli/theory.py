@@ -14,7 +14,8 @@ from torch.nn.functional import cross_entropy
 from dessilbi.lab.data import batches, count_batches
 from dessilbi.lab.run.checkpoint import restore
 from dessilbi.lab.run.config import Config, ConfigError
-from dessilbi.lab.run.directory import LAST, RunDir, RunError
+from dessilbi.lab.run.directory import RunDir, RunError
+from dessilbi.lab.run.files import CONFIG, INIT, LAST, checkpoint_name
 from dessilbi.lab.run.recipes import RECIPES, find_recipe
 from dessilbi.lab.training.build import fresh_network, load_data
 from dessilbi.lab.training.distributed import pick_device
@@ -216,9 +217,9 @@ class Study:
         if self.run is None:
             yield Point("initial", None, self.config.optimizer.lr)
             return
-        yield Point("initial", self.run.read_tensors("init.safetensors"), self._lr(0))
+        yield Point("initial", self.run.read_tensors(INIT), self._lr(0))
         seen = set()
-        for name in (*(f"checkpoint-{epoch}" for epoch in sorted(self.config.keep)), LAST):
+        for name in (*(checkpoint_name(epoch) for epoch in sorted(self.config.keep)), LAST):
             checkpoint = self.run.load(name)
             if checkpoint is None:
                 continue
@@ -298,7 +299,7 @@ def _find(command: TheoryCommand) -> tuple[RunDir | None, Config]:
     """A run directory with its configuration, or a configuration alone."""
     what = command.what
     for folder in (Path(what), command.runs / what):
-        if folder.is_dir() and (what not in RECIPES or (folder / "config.json").is_file()):
+        if folder.is_dir() and (what not in RECIPES or (folder / CONFIG).is_file()):
             run = RunDir.open(folder)
             return run, run.config()
     if "/" in what and not what.endswith(".json"):

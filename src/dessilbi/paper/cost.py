@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from torch.nn.functional import cross_entropy
 from dessilbi.lab.data.load import CARDS
 from dessilbi.lab.run.directory import RunDir
 from dessilbi.lab.run.environment import describe
+from dessilbi.lab.run.files import COST, ENVIRONMENT
 from dessilbi.lab.training.build import network_without_data
 from dessilbi.lab.training.distributed import pick_device
 from dessilbi.paper.optimizers import COMPETITORS, make_optimizer
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from dessilbi.lab.training.display import Display
     from dessilbi.lab.training.loop import Place
 
-FILE = "cost.json"
 OPTIMIZERS = ("sgd-mom", "dessilbi-mom", "adam")
 ENTRY = "dessilbi.paper.cost:measure"
 
@@ -44,8 +43,8 @@ def measure(config: Config, place: Place, options: Mapping[str, str], display: D
             "device": str(device),
             "threads": torch.get_num_threads(),
         }
-        run.write("environment.json", describe(device, 1))
-        run.write(FILE, json.dumps(found, indent=1).encode())
+        run.write(ENVIRONMENT, describe(device, 1))
+        run.write_json(COST, found)
 
 
 def times(config: Config, device: torch.device, rounds: int) -> dict[str, list[float]]:

@@ -8,6 +8,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from dessilbi.lab.run.config import Config
+from dessilbi.lab.run.files import ENVIRONMENT
 from dessilbi.paper.recipe import SCALES
 from dessilbi.paper.recipes import RECIPES
 from dessilbi.paper.results import Record, Results
@@ -241,7 +242,7 @@ def _public(message: str, place: Place) -> str:
 
 
 def _environment(run: RunDir) -> dict[str, Any]:
-    file = run.path / "environment.json"
+    file = run.path / ENVIRONMENT
     if not file.is_file():
         return {}
     facts = json.loads(file.read_text())

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dessilbi.lab.run.files import COMPACT_REPORT, FRONTIER
 from dessilbi.report.json_io import read_json
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def read_budgets(run: RunDir, notes: list[str]) -> Budgets:
     """Read what is there; what is damaged is noted and left out."""
     points, judged_on = _points(run, notes)
     compacts = []
-    for file in sorted(run.path.glob("compact*/report.json")):
+    for file in sorted(run.path.glob(f"compact*/{COMPACT_REPORT}")):
         found = read_json(file, notes)
         if found is None:
             continue
@@ -92,7 +93,7 @@ def read_budgets(run: RunDir, notes: list[str]) -> Budgets:
 
 
 def _points(run: RunDir, notes: list[str]) -> tuple[tuple[Point, ...], str]:
-    file = run.path / "frontier.json"
+    file = run.path / FRONTIER
     found = read_json(file, notes) if file.exists() else None
     if found is None:
         return (), ""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from dessilbi.lab.run.directory import LAST, RunError
+from dessilbi.lab.run.directory import RunError
+from dessilbi.lab.run.files import LAST, STATE, checkpoint_name, kept_epochs
 from dessilbi.optim import Lasso
 from dessilbi.optim.prox import along
 from dessilbi.report.pixels import draw_sheet, sheet_of
@@ -75,11 +75,8 @@ def read_kept(run: RunDir, path: SolutionPath, notes: list[str]) -> tuple[Kept, 
 
 def _folders(run: RunDir) -> dict[int, str]:
     """Kept epochs and the folders they are in; the last checkpoint counts if an epoch ended."""
-    found: dict[int, str] = {}
-    for folder in run.path.glob("checkpoint-*"):
-        if name := re.fullmatch(r"checkpoint-(\d+)", folder.name):
-            found[int(name[1])] = folder.name
-    if (run.path / LAST / "state.json").is_file():
+    found = {epoch: checkpoint_name(epoch) for epoch in kept_epochs(run)}
+    if (run.path / LAST / STATE).is_file():
         try:
             last = run.load(LAST)
         except RunError:

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dessilbi.lab.run.files import LYAPUNOV
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dessilbi.lab.run.directory import RunDir
 
-FILE = "lyapunov.npz"
 _LARGEST = 4000  # points of a curve; more cannot be seen
 
 
@@ -27,7 +28,7 @@ class Lyapunov:
 
 def read_lyapunov(run: RunDir, notes: list[str]) -> Lyapunov | None:
     """The recorded values; ``None`` if there are none."""
-    file = run.path / FILE
+    file = run.path / LYAPUNOV
     if not file.exists():
         return None
     try:
@@ -36,7 +37,7 @@ def read_lyapunov(run: RunDir, notes: list[str]) -> Lyapunov | None:
         if step.shape != F.shape or step.ndim != 1:
             raise ValueError(f"shapes {step.shape} and {F.shape}")
     except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
-        notes.append(f"{FILE} is no Lyapunov history and is left out ({error})")
+        notes.append(f"{LYAPUNOV} is no Lyapunov history and is left out ({error})")
         return None
     every = max(1, -(-len(step) // _LARGEST))
     return Lyapunov(step[::every], F[::every])

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from dessilbi._disk import write_whole
 from dessilbi.lab.run.directory import RunError, clear_errors
+from dessilbi.lab.run.files import REPORT
 from dessilbi.report import tables
 from dessilbi.report.figures import make_figures, render
 from dessilbi.report.panels import panels_of
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
     from dessilbi.report.run_data import RunData
 
-FILE = "report.html"
 STILL_DPI = 110
 """Of what becomes pixels: heat maps, and paths of many filters."""
 
@@ -48,7 +48,7 @@ def write_report(runs: Sequence[str | Path], file: str | Path | None = None) -> 
     if not runs:
         raise RunError("name at least one run directory")
     found = read_runs(runs)
-    place = Path(file) if file is not None else found[0].folder / FILE
+    place = Path(file) if file is not None else found[0].folder / REPORT
     page = make_page(found)
     with clear_errors(place, "-o"):
         place.parent.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dessilbi.lab.run.directory import PATH, RunDir, RunError
+from dessilbi.lab.run.directory import RunDir, RunError
+from dessilbi.lab.run.files import CONFIG, ENVIRONMENT, METRICS, PATH
 from dessilbi.path import FormatError, SolutionPath
 from dessilbi.report.budgets import Budgets, read_budgets
 from dessilbi.report.checkpoint_images import Kept, read_kept
@@ -93,7 +94,7 @@ def read_run(folder: str | Path) -> RunData:
     try:
         config = dataclasses.asdict(run.config())
     except (OSError, ValueError) as error:
-        raise RunError(f"cannot read {run.path / 'config.json'}: {error}") from error
+        raise RunError(f"cannot read {run.path / CONFIG}: {error}") from error
     records = _records(run)
     path = _path(run)
     held: Held | None = None
@@ -102,7 +103,7 @@ def read_run(folder: str | Path) -> RunData:
     if not records and (path is None or not path.marks):
         raise RunError(
             f"{run.path} has no finished epoch yet; train it first: "
-            f"dessilbi train {run.path / 'config.json'} --runs {run.path.parent}"
+            f"dessilbi train {run.path / CONFIG} --runs {run.path.parent}"
         )
     return RunData(
         folder=run.path,
@@ -132,7 +133,7 @@ def _path(run: RunDir) -> SolutionPath | None:
 
 
 def _records(run: RunDir) -> list[dict[str, Any]]:
-    file = run.path / "metrics.jsonl"
+    file = run.path / METRICS
     try:
         found = run.records(file.name)
     except (OSError, UnicodeDecodeError) as error:
@@ -150,7 +151,7 @@ def _epoch(record: dict[str, Any]) -> int:
 
 
 def _environment(run: RunDir, notes: list[str]) -> dict[str, Any]:
-    file = run.path / "environment.json"
+    file = run.path / ENVIRONMENT
     if not file.exists():
         return {}
     found = read_json(file, notes)

@@ -6,6 +6,8 @@ import shlex
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from dessilbi.lab.run.files import CONFIG
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -162,7 +164,7 @@ def commands(run: RunData) -> str:
     if run.held is None:  # a subnetwork also takes mask and weights from the run it was found in
         # Neither "." nor a link has the run's name, and so not its parent either.
         folder = run.folder if run.folder.name == run.name else run.folder.resolve()
-        options = [str(folder / "config.json"), "--runs", str(folder.parent)]
+        options = [str(folder / CONFIG), "--runs", str(folder.parent)]
         lines.append(f"dessilbi train {shlex.join(options)}    # the same, from its configuration")
     return f"<pre>{escape(chr(10).join(lines))}</pre>" if lines else ""
 

@@ -16,7 +16,8 @@ from dessilbi.lab.analysis.networks import trained_network, weights_under
 from dessilbi.lab.analysis.sizes import size_under
 from dessilbi.lab.analysis.subnetworks import open_path
 from dessilbi.lab.run.checkpoint import load_model
-from dessilbi.lab.run.directory import LAST, PATH, RunError
+from dessilbi.lab.run.directory import RunError
+from dessilbi.lab.run.files import FRONTIER, LAST, PATH
 from dessilbi.lab.training.build import evaluated_split, load_data
 from dessilbi.lab.training.evaluate import evaluate_recalibrated
 from dessilbi.path import Mask
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from dessilbi.lab.training.loop import Place
 
 DENSITIES = (0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
-FILE = "frontier.json"
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def frontier(
         "judged_on": judged_on,
         "points": [asdict(p) for p in points],
     }
-    run.write(FILE, (json.dumps(content, indent=1) + "\n").encode())
+    run.write(FRONTIER, (json.dumps(content, indent=1) + "\n").encode())
     return [p for p in points if not has_path or p.budget in wanted], judged_on
 
 
@@ -184,7 +184,7 @@ def _method(config: Config) -> str:
 
 def _known(run: RunDir, epoch: int, judged_on: str) -> list[Point]:
     try:
-        content = json.loads((run.path / FILE).read_text())
+        content = json.loads((run.path / FRONTIER).read_text())
         if (content["epoch"], content["judged_on"]) != (epoch, judged_on):
             return []
         return [Point(**p) for p in content["points"]]

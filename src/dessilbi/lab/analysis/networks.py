@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dessilbi.lab.run.checkpoint import load_model
-from dessilbi.lab.run.directory import LAST, RunError
+from dessilbi.lab.run.directory import RunError
+from dessilbi.lab.run.files import LAST
 from dessilbi.lab.training.build import fresh_network, network_without_data
 from dessilbi.nested.branches import own_weights
 

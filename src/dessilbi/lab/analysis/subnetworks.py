@@ -22,7 +22,8 @@ from dessilbi.lab.run.config import (
     StartConfig,
     StopConfig,
 )
-from dessilbi.lab.run.directory import LAST, PATH, RunError
+from dessilbi.lab.run.directory import RunDir, RunError
+from dessilbi.lab.run.files import INIT, LAST, PATH, checkpoint_name
 from dessilbi.lab.training.build import network_without_data
 from dessilbi.lab.training.schedule import lr_factor
 from dessilbi.lab.training.start import write_start
@@ -169,10 +170,10 @@ def _tensors(
     not.
     """
     if retrain.how in ("scratch", "scratch-b"):
-        return parent.read_tensors("init.safetensors"), "init"
+        return parent.read_tensors(INIT), "init"
     name, words = LAST, "last"
     if retrain.how == "rewind":
-        name, words = f"checkpoint-{retrain.epoch}", f"epoch {retrain.epoch}"
+        name, words = checkpoint_name(retrain.epoch), f"epoch {retrain.epoch}"
     checkpoint = parent.load(name)
     if checkpoint is None:
         way_out = "train it first"

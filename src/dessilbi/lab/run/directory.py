@@ -1,14 +1,4 @@
-"""A run directory: what is in it, and how it is written so that no interruption can spoil it.
-
-    config.json            the configuration; its hash is in the directory's name
-    environment.json       versions, machine and the command
-    init.safetensors       the weights before the first step
-    metrics.jsonl          one line an epoch; the same for the same configuration, bit for bit
-    timing.jsonl           seconds, which are not
-    path.safetensors       the path of Gamma (runs of DessiLBI)
-    mask.safetensors       the mask that is held, and
-    start.safetensors      the weights it started from (runs of `dessilbi subnet`)
-    checkpoint-last/       where a run continues; also checkpoint-best/ and checkpoint-<epoch>/
+"""A run directory: written so that no interruption can spoil it; :mod:`.files` says what is in it.
 
 Every file is written to a temporary name, flushed, and renamed. A checkpoint is a tensor file and a
 ``state.json`` that names it: the rename of ``state.json`` is the moment it counts.
@@ -29,14 +19,12 @@ from typing import TYPE_CHECKING, Any
 from dessilbi._disk import write_whole
 from dessilbi.errors import DessilbiError
 from dessilbi.lab.run.config import Config, from_json, to_json
+from dessilbi.lab.run.files import CONFIG, LAST, LOCK, METRICS, STATE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from torch import Tensor
-
-LAST, BEST = "checkpoint-last", "checkpoint-best"
-PATH, MASK, START = "path.safetensors", "mask.safetensors", "start.safetensors"
 
 
 class RunError(DessilbiError, RuntimeError):
@@ -72,8 +60,8 @@ class RunDir:
         run = cls(runs / config.run_name)
         with clear_errors(run.path):
             run.path.mkdir(parents=True, exist_ok=True)
-        if not (run.path / "config.json").exists():
-            run.write("config.json", to_json(config).encode())
+        if not (run.path / CONFIG).exists():
+            run.write(CONFIG, to_json(config).encode())
         elif run.config().decisive != config.decisive:
             raise RunError(
                 f"{run.path} holds another configuration under the same name; "
@@ -85,13 +73,13 @@ class RunDir:
     def open(cls, path: str | Path) -> RunDir:
         """An existing run directory."""
         path = Path(path)
-        if not (path / "config.json").is_file():
-            raise RunError(f"{path} is not a run directory: it has no config.json")
+        if not (path / CONFIG).is_file():
+            raise RunError(f"{path} is not a run directory: it has no {CONFIG}")
         return cls(path)
 
     def config(self) -> Config:
         """The configuration that the run was started with."""
-        file = self.path / "config.json"
+        file = self.path / CONFIG
         return from_json(file.read_text(), file)
 
     @contextmanager
@@ -103,7 +91,7 @@ class RunDir:
             RunError: it cannot be locked at all.
         """
         with clear_errors(self.path):
-            file = (self.path / ".lock").open("w")
+            file = (self.path / LOCK).open("w")
         with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -126,6 +114,10 @@ class RunDir:
         with clear_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, content)
+
+    def write_json(self, name: str, content: Any) -> None:
+        """Write plain values as readable JSON."""
+        self.write(name, (json.dumps(content, indent=1) + "\n").encode())
 
     def write_tensors(self, name: str, tensors: dict[str, Tensor]) -> int:
         """Write a safetensors file; returns the checksum of its bytes."""
@@ -161,8 +153,8 @@ class RunDir:
             file.flush()
             os.fsync(file.fileno())
 
-    def records(self, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
-        """The lines of a .jsonl file; a last line that was cut short is left out."""
+    def records(self, name: str = METRICS) -> list[dict[str, Any]]:
+        """The lines of a .jsonl file, epochs by default; a last line cut short is left out."""
         path = self.path / name
         if not path.exists():
             return []
@@ -187,14 +179,14 @@ class RunDir:
         tensors = f"{state['epoch']:06d}-{state['batch']:09d}.safetensors"
         checksum = self.write_tensors(f"{name}/{tensors}", checkpoint.tensors)
         content = {"tensors": tensors, "crc32": checksum, **state}
-        self.write(f"{name}/state.json", json.dumps(content, indent=1).encode())
+        self.write(f"{name}/{STATE}", json.dumps(content, indent=1).encode())
         for old in (self.path / name).glob("*.safetensors"):
             if old.name != tensors:
                 old.unlink(missing_ok=True)
 
     def load(self, name: str = LAST) -> Checkpoint | None:
         """Read a checkpoint; ``None`` if there is none."""
-        path = self.path / name / "state.json"
+        path = self.path / name / STATE
         if not path.exists():
             return None
         try:

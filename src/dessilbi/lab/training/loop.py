@@ -22,8 +22,19 @@ from dessilbi.errors import DessilbiError
 from dessilbi.lab.data import batches, count_batches
 from dessilbi.lab.run.checkpoint import Position, load_model, model_tensors, restore, take
 from dessilbi.lab.run.config import ConfigError
-from dessilbi.lab.run.directory import BEST, LAST, PATH, RunDir, RunError, clear_errors
+from dessilbi.lab.run.directory import RunDir, RunError, clear_errors
 from dessilbi.lab.run.environment import describe
+from dessilbi.lab.run.files import (
+    BEST,
+    ENVIRONMENT,
+    EVENTS,
+    INIT,
+    LAST,
+    METRICS,
+    PATH,
+    TIMING,
+    checkpoint_name,
+)
 from dessilbi.lab.training.build import evaluated_split, fresh_network, load_data
 from dessilbi.lab.training.callbacks import Companions
 from dessilbi.lab.training.display import Display, Silent
@@ -220,18 +231,18 @@ class Trainer:
             held.apply()
         self._record_path(resumed=last is not None)
         if last is None and self.crew.leads:
-            self.run.write_tensors("init.safetensors", model_tensors(self.model))
-            self.run.write("environment.json", describe(self.device, self.crew.size))
+            self.run.write_tensors(INIT, model_tensors(self.model))
+            self.run.write(ENVIRONMENT, describe(self.device, self.crew.size))
             if 0 in self.config.keep:
-                self._save("checkpoint-0")
+                self._save(checkpoint_name(0))
             if self.config.start is not None:
-                for name in ("metrics.jsonl", "timing.jsonl"):
+                for name in (METRICS, TIMING):
                     self.run.forget_after(name, -1)  # of an attempt that ended right here
-                self.run.append("metrics.jsonl", {"epoch": 0, **self._judge(mask)})
-                self.run.append("timing.jsonl", {"epoch": 0, "images": 0, "train_seconds": 0.0})
+                self.run.append(METRICS, {"epoch": 0, **self._judge(mask)})
+                self.run.append(TIMING, {"epoch": 0, "images": 0, "train_seconds": 0.0})
             self._save(LAST)
         if self.crew.leads:
-            for name in ("metrics.jsonl", "timing.jsonl"):
+            for name in (METRICS, TIMING):
                 self.run.forget_after(name, self.position.epoch)
         self.crew.wait()
 
@@ -383,15 +394,15 @@ class Trainer:
                 position.settled = self.rule.update(support)
         position.settled = bool(self.crew.sum([float(position.settled)], self.device)[0])
         if self.crew.leads:
-            self.run.append("metrics.jsonl", metrics)
-            self.run.append("timing.jsonl", timing)
+            self.run.append(METRICS, metrics)
+            self.run.append(TIMING, timing)
             if self.place.tensorboard:
-                with clear_errors(self.run.path / "tensorboard"):
-                    write_events(self.run.path / "tensorboard", metrics)
+                with clear_errors(self.run.path / EVENTS):
+                    write_events(self.run.path / EVENTS, metrics)
             if best:
                 self._save(BEST)
             if position.epoch in self.config.keep:
-                self._save(f"checkpoint-{position.epoch}")
+                self._save(checkpoint_name(position.epoch))
             self._save(LAST)
         self.display.epoch(metrics, timing)
         more = position.epoch < self.config.epochs and not position.settled

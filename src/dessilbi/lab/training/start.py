@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from dessilbi.lab.run.checkpoint import OPTIMIZER, load_optimizer
-from dessilbi.lab.run.directory import MASK, START, RunDir, RunError
+from dessilbi.lab.run.directory import RunDir, RunError
+from dessilbi.lab.run.files import MASK, START
 from dessilbi.path import FormatError, Mask
 from dessilbi.subnet.project import masked_weights, zero_outside
 

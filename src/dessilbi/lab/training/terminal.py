@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
+from dessilbi.lab.run.files import TIMING
+
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
@@ -75,7 +77,7 @@ class TerminalDisplay:
         if position.epoch or position.batch:
             self.console.print(f"continues in epoch {position.epoch + 1}")
         self.console.print(HEADER)
-        for metrics, timing in zip(run.records(), run.records("timing.jsonl"), strict=False):
+        for metrics, timing in zip(run.records(), run.records(TIMING), strict=False):
             self.console.print(self._line(metrics, timing))
         self.task = self.bar.add_task("", total=1, numbers="")
 

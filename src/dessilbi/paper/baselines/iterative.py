@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dessilbi.lab.analysis.networks import trained_network
-from dessilbi.lab.run.directory import MASK
+from dessilbi.lab.run.files import MASK
 from dessilbi.paper.baselines.start import retrain
 from dessilbi.path import Mask
 

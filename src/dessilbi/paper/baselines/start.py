@@ -15,6 +15,7 @@ from dessilbi.lab.run.config import (
     StartConfig,
     StopConfig,
 )
+from dessilbi.lab.run.files import INIT
 from dessilbi.lab.training.build import network_without_data
 from dessilbi.lab.training.schedule import lr_factor
 from dessilbi.lab.training.start import write_start
@@ -108,7 +109,7 @@ def at_the_last_rate(config: Config) -> Config:
 
 def _tensors(parent: RunDir, weights: Weights) -> dict[str, Tensor]:
     if weights == "init":
-        return parent.read_tensors("init.safetensors")
+        return parent.read_tensors(INIT)
     if weights == "last":
         return model_tensors(trained_network(parent))
     config = parent.config()

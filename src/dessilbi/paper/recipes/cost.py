@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from dessilbi.lab.run import files
 from dessilbi.lab.run.config import Config, DataConfig, ModelConfig
 from dessilbi.paper import cost
 from dessilbi.paper.published import COST
@@ -40,7 +41,7 @@ def jobs(scale: Scale, seeds: int | None) -> list[Job]:
                 labels={"seed": seed},
                 entry=cost.ENTRY,
                 options={"rounds": str(ROUNDS[scale])},
-                finished=lambda run, config: (run.path / cost.FILE).is_file(),
+                finished=lambda run, config: (run.path / files.COST).is_file(),
             )
         )
     return found
@@ -48,7 +49,7 @@ def jobs(scale: Scale, seeds: int | None) -> list[Job]:
 
 def measure(run: RunDir, job: Job, place: Place) -> dict[str, Any]:
     """Medians and ratios."""
-    return cost.summary(json.loads((run.path / cost.FILE).read_text()))
+    return cost.summary(json.loads((run.path / files.COST).read_text()))
 
 
 def tables(results: Results) -> list[Table]:

@@ -11,6 +11,7 @@ from dessilbi.lab.data.load import CARDS
 from dessilbi.lab.run.checkpoint import load_model
 from dessilbi.lab.run.config import Config, DataConfig, ModelConfig, ScheduleConfig
 from dessilbi.lab.run.directory import RunDir
+from dessilbi.lab.run.files import CONFIG, checkpoint_name
 from dessilbi.lab.training.build import network_without_data
 from dessilbi.paper.figures import Images, Line, Panel, draw_images, draw_panels
 from dessilbi.paper.optimizers import COMPETITORS
@@ -72,7 +73,7 @@ def measure(run: RunDir, job: Job, place: Place) -> dict[str, Any]:
     layer = LAYER["smoke" if config.data.name == "digits" else "paper"] + ".weight"
     norms = []
     for epoch in range(config.epochs + 1):
-        checkpoint = run.load(f"checkpoint-{epoch}")
+        checkpoint = run.load(checkpoint_name(epoch))
         if checkpoint is not None:
             weight = checkpoint.part("model")[layer]
             norms.append([round(v, 4) for v in weight.flatten(1).norm(dim=1).tolist()])
@@ -127,7 +128,7 @@ def _pictures(results: Results, out: Path, place: Place) -> list[Path]:
     for method in ("DessiLBI", "SGD"):
         for record in results.where(method=method)[:1]:
             folder = place.runs / record.run
-            if not (folder / "config.json").is_file():
+            if not (folder / CONFIG).is_file():
                 continue  # results travel without the runs; the images need their weights
             run = RunDir(folder)
             for epoch, frame in zip(moments(results.scale), FRAMES, strict=True):  # type: ignore[arg-type]
@@ -139,7 +140,7 @@ def _pictures(results: Results, out: Path, place: Place) -> list[Path]:
 
 def strongest(run: RunDir, epoch: int, layer: str) -> Tensor:
     """What the filters of largest norm respond to, at an epoch that was kept."""
-    checkpoint = run.load(f"checkpoint-{epoch}")
+    checkpoint = run.load(checkpoint_name(epoch))
     assert checkpoint is not None, f"{run.path} did not keep epoch {epoch}"
     config = run.config()
     model = network_without_data(config)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from dessilbi.lab.run.checkpoint import load_model
 from dessilbi.lab.run.config import Config, DataConfig, ModelConfig, ScheduleConfig
 from dessilbi.lab.run.directory import RunDir
+from dessilbi.lab.run.files import CONFIG, checkpoint_name
 from dessilbi.lab.training.build import load_data, network_without_data
 from dessilbi.paper.figures import Images, Line, Panel, draw_images, draw_panels
 from dessilbi.paper.optimizers import COMPETITORS
@@ -104,7 +105,7 @@ def tables(results: Results) -> list[Table]:
 
 def gradient_images(run: RunDir, epoch: int, image: Tensor, scale: str) -> Tensor:
     """Gradient images of all first-layer filters, from the largest filter to the smallest."""
-    checkpoint = run.load(f"checkpoint-{epoch}")
+    checkpoint = run.load(checkpoint_name(epoch))
     assert checkpoint is not None, f"{run.path} did not keep epoch {epoch}"
     model = network_without_data(run.config())
     load_model(model, checkpoint.part("model"))
@@ -135,7 +136,7 @@ def draw(results: Results, out: Path, place: Place) -> list[Path]:
     files = draw_panels(panels, out / name, f"accuracy, {results.scale} scale")
     records = [r for method in METHODS for r in results.where(method=method)[:1]]
     runs = [(r, RunDir(place.runs / r.run)) for r in records]
-    runs = [(r, run) for r, run in runs if (run.path / "config.json").is_file()]
+    runs = [(r, run) for r, run in runs if (run.path / CONFIG).is_file()]
     if not runs:
         return files
     image = _snake(runs[0][1].config(), place)

@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from dessilbi.lab.analysis.networks import trained_network
-from dessilbi.lab.run.directory import MASK
+from dessilbi.lab.run.files import MASK
 from dessilbi.paper.baselines.start import density
 from dessilbi.paper.figures import Line, Panel, Points, draw_panels
 from dessilbi.paper.published import LOTTERY

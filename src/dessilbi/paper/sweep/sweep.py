@@ -16,7 +16,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from dessilbi.lab.run.config import Config, ConfigError
-from dessilbi.lab.run.directory import LAST, RunDir
+from dessilbi.lab.run.directory import RunDir
+from dessilbi.lab.run.files import LAST, STATE
 from dessilbi.lab.training.loop import Interrupted, Place
 from dessilbi.lab.training.stop_request import StopRequest
 from dessilbi.paper.sweep.work import BUSY, DONE, INTERRUPTED, PREEMPTED, TRAIN, Order
@@ -34,7 +35,7 @@ FINISHED = "was finished before"
 
 def trained(run: RunDir, config: Config) -> bool:
     """Whether a run has reached its last epoch, or stopped because it had settled."""
-    file = run.path / LAST / "state.json"
+    file = run.path / LAST / STATE
     try:
         state = json.loads(file.read_text())
         return bool(state["epoch"] >= config.epochs or state.get("settled"))
