@@ -183,20 +183,6 @@ def test_a_damaged_kernel_is_built_again(rebuilt: pytest.MonkeyPatch, tmp_path: 
 
 
 @needs_compiler
-def test_thresholds_that_do_not_fit_the_groups_go_through_the_loop() -> None:
-    results = []
-    for fused in (False, True):
-        p = nn.Parameter(torch.ones(64, 4, 3, 3))
-        opt = DessiLBI([p], nu=1.0, fused=fused)
-        opt.param_groups[0]["lambd"] = torch.tensor(1.0)  # behind the constructor's back
-        for _ in range(30):
-            p.grad = torch.zeros_like(p)
-            opt.step()
-        results.append(p.detach())
-    assert torch.equal(*results)
-
-
-@needs_compiler
 def test_autograd_learns_of_the_step() -> None:
     net = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 1))
     opt = DessiLBI(net.parameters(), momentum=0.9, fused=True)

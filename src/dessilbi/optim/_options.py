@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
 import torch
 
@@ -61,7 +61,7 @@ def check_options(options: Mapping[str, Any], where: str = "") -> None:
             if name != "lr":
                 refuse("a number, not a tensor", name)
             value = value.item()
-        if not _number(value) or not 0 <= value < math.inf:
+        if not at_least_zero(value):
             refuse(">= 0 and finite", name)
     if options["nesterov"] and options["momentum"] == 0:
         raise ValueError(
@@ -159,5 +159,10 @@ def _check_coupled(group: Mapping[str, Any], where: str) -> None:
                 )
 
 
-def _number(value: object) -> bool:
+def at_least_zero(value: object) -> bool:
+    """Whether a value is a number that is finite and not negative."""
+    return _number(value) and 0 <= value < math.inf
+
+
+def _number(value: object) -> TypeGuard[float]:
     return isinstance(value, Real) and not isinstance(value, bool)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast, overload
 
@@ -10,7 +11,7 @@ from torch.optim import Optimizer
 
 from . import _dtensor
 from ._group_step import penalty_of, step_group
-from ._options import DEFAULTS, check_group, check_options, check_params
+from ._options import DEFAULTS, at_least_zero, check_group, check_options, check_params
 from .prox import (
     CoupledGroupLasso,
     GroupLasso,
@@ -21,6 +22,7 @@ from .prox import (
     init_scale,
     joint_init_scale,
     resolve_penalty,
+    scale_shape,
 )
 
 if TYPE_CHECKING:
@@ -214,6 +216,8 @@ class DessiLBI(Optimizer):
 
     # Not part of the state: whoever restricts does so before each step.
     _moves: Mapping[Tensor, Tensor] = MappingProxyType({})
+    # The options that were last checked, by group.
+    _checked: Mapping[int, list[Any]] = MappingProxyType({})
 
     def restrict(self, moves: Mapping[Tensor, Tensor]) -> None:
         """Let the loss move only some weights, until the next call; ``{}`` frees all.
@@ -225,8 +229,10 @@ class DessiLBI(Optimizer):
         Args:
             moves: by parameter, a boolean tensor shaped as it: True where the loss acts.
         """
+        own = {p for group in self.param_groups for p in group["params"]}
         for p, where in moves.items():
-            self._group_of(p)
+            if p not in own:
+                self._group_of(p)  # says so
             if where.dtype is not torch.bool or where.shape != p.shape:
                 raise ValueError(
                     f"restrict needs a bool tensor of shape {tuple(p.shape)} for parameter "
@@ -250,6 +256,8 @@ class DessiLBI(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        # What is refused is refused before any weight of any group has moved.
+        ready = []
         for group in self.param_groups:
             params: list[Tensor] = []
             grads: list[Tensor] = []
@@ -258,6 +266,8 @@ class DessiLBI(Optimizer):
             scales: list[Tensor | None] = []
             resting: list[Tensor] = []
             self._init_group(group, params, grads, vs, buffers, scales, resting)
+            ready.append((group, params, grads, vs, buffers, scales, resting))
+        for group, params, grads, vs, buffers, scales, resting in ready:
             step_group(group, params, grads, vs, buffers, scales, resting, self._moves)
         return loss
 
@@ -272,7 +282,9 @@ class DessiLBI(Optimizer):
         resting: list[Tensor],
     ) -> None:
         # torch.compile runs this method, by its name, outside of the traced graph.
+        self._check_changed(group)
         for p in group["params"]:
+            self._check_fit(p, group)
             if p.grad is None:
                 if group["coupled"] and "v" in self.state.get(p, {}):
                     resting.append(self.state[p]["v"])  # not stepped, but a part of the norms
@@ -293,6 +305,37 @@ class DessiLBI(Optimizer):
             buffers.append(state.get("momentum_buffer") if group["momentum"] != 0 else None)
             scales.append(state.get("lambd_scale"))
 
+    def _check_changed(self, group: dict[str, Any]) -> None:
+        """Check the options of a group that was changed since it was last checked."""
+        lr, *options = (group[name] for name in DEFAULTS)
+        if isinstance(lr, torch.Tensor):
+            lr = float(lr) if lr.numel() == 1 else math.nan
+        if not at_least_zero(lr) or self._checked.get(id(group)) != options:
+            index = next(i for i, one in enumerate(self.param_groups) if one is group)
+            check_group(group, index)
+            self._checked = {**self._checked, id(group): options}
+
+    def _check_fit(self, p: Tensor, group: dict[str, Any]) -> None:
+        """Refuse a parameter whose data was replaced by a tensor that its state does not fit."""
+        state, shape, device = self.state.get(p, {}), p.shape, p.device
+        tensors = p.grad, self._moves.get(p), state.get("v"), state.get("momentum_buffer")
+        for what, tensor in zip(_MUST_FIT, tensors, strict=True):
+            if tensor is not None and (tensor.shape != shape or tensor.device != device):
+                raise ValueError(
+                    f"the {what} of parameter {self._name(p)} has shape {tuple(tensor.shape)} on "
+                    f"{tensor.device}, the parameter {tuple(shape)} on {device}: it was replaced "
+                    "after a step; make a new optimizer for it"
+                )
+        scale = state.get("lambd_scale")
+        if scale is not None and group["lambd_scale"] == "init":
+            kind = resolve_penalty(group["penalty"], p.ndim)
+            if kind is not None and scale.shape != scale_shape(kind, p.shape, group["group_dim"]):
+                raise ValueError(
+                    f"the thresholds of parameter {self._name(p)} were taken at the first step for "
+                    f"groups of shape {tuple(scale.shape)}, which penalty={group['penalty']!r} and "
+                    f"group_dim={group['group_dim']} do not have; set them before the first step"
+                )
+
     def _init_state(self, p: Tensor, group: dict[str, Any]) -> None:
         # An entry for every parameter, if an empty one: torch.distributed.checkpoint wants it.
         state = self.state[p]
@@ -305,6 +348,7 @@ class DessiLBI(Optimizer):
             state["momentum_buffer"] = torch.zeros_like(p)
 
     def _v(self, p: Tensor) -> Tensor:
+        self._check_fit(p, self._group_of(p))
         v: Tensor | None = self.state[p].get("v") if p in self.state else None
         return self._new_v(p) if v is None else v
 
@@ -333,12 +377,16 @@ class DessiLBI(Optimizer):
         """Load the state; V keeps its float32 where torch would round it to the weights' dtype."""
         saved: dict[str, Any] = {}
         # Ours runs after the user's own hooks on the way in, and before them on the way out.
+        former = self.state, self.param_groups, dict(self.defaults)
         before = self.register_load_state_dict_pre_hook(lambda _, final: saved.update(final))
         after = self.register_load_state_dict_post_hook(
             lambda _: self._restore_precision(saved), prepend=True
         )
         try:
             super().load_state_dict(state_dict)
+        except BaseException:
+            self.state, self.param_groups, self.defaults = former
+            raise
         finally:
             before.remove()
             after.remove()
@@ -348,8 +396,13 @@ class DessiLBI(Optimizer):
         params = [p for group in self.param_groups for p in group["params"]]
         for i, p in zip(ids, params, strict=True):
             for key, value in saved["state"].get(i, {}).items():
+                if key not in ("v", "momentum_buffer", "lambd_scale"):
+                    continue  # not ours
                 if not isinstance(value, torch.Tensor):
-                    continue
+                    raise ValueError(
+                        f"{key} of parameter {self._name(p)} must be a tensor, got "
+                        f"{type(value).__name__}; the state dict was not made by this optimizer"
+                    )
                 if key != "lambd_scale" and value.shape != p.shape:
                     raise ValueError(
                         f"{key} of shape {tuple(value.shape)} was saved for another parameter than "
@@ -360,6 +413,10 @@ class DessiLBI(Optimizer):
                 if restored.shape == p.shape and restored.stride() != p.stride():
                     restored = torch.zeros_like(p, dtype=dtype).copy_(restored)
                 self.state[p][key] = restored
+        for index, group in enumerate(self.param_groups):
+            check_group(group, index)
+            for p in group["params"]:
+                self._check_fit(p, group)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -384,6 +441,9 @@ class DessiLBI(Optimizer):
         i = next(i for i, q in enumerate(group["params"]) if q is p)
         names = group.get("param_names")
         return repr(names[i]) if names else f"{i} of its group, shape {tuple(p.shape)}"
+
+
+_MUST_FIT = ("gradient", "update mask", "v", "momentum_buffer")
 
 
 def _only_asks_for_state(p: Tensor, lr: float | Tensor) -> bool:

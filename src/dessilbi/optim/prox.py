@@ -191,6 +191,13 @@ def init_scale(kind: PenaltyKind, W0: Tensor, group_dim: int) -> Tensor:
     return _never_zero(group_norms(W0, group_dim))
 
 
+def scale_shape(kind: PenaltyKind, shape: torch.Size, group_dim: int) -> tuple[int, ...]:
+    """The shape of what :func:`init_scale` returns."""
+    if kind == "lasso":
+        return ()
+    return tuple(n if d == group_dim % len(shape) else 1 for d, n in enumerate(shape))
+
+
 def joint_init_scale(W0: Sequence[Tensor], group_dim: int) -> Tensor:
     """The same for coupled tensors: the joint initial norms, one number a group."""
     return _never_zero(joint_norms([group_norms(W.detach(), group_dim).flatten() for W in W0]))
