@@ -131,7 +131,7 @@ def test_slimming_refuses_a_net_without_batchnorm() -> None:
 def test_training_with_slimming_shrinks_the_scales(tmp_path: Path, dense: RunDir) -> None:
     config = methods.named(CONFIG, "slimming", 0.05)
     place = Place(runs=tmp_path)
-    methods.slimming(config, place, {"strength": "0.05"}, None)
+    methods.slimming(config, place, None, strength=0.05)
     slim, plain = (
         sum(
             float(m.weight.detach().abs().sum())
@@ -145,7 +145,7 @@ def test_training_with_slimming_shrinks_the_scales(tmp_path: Path, dense: RunDir
     )
     assert slim < 0.8 * plain
     with pytest.raises(ConfigError, match=r"name must end in '-slimming-0\.1'"):
-        methods.slimming(config, place, {"strength": "0.1"}, None)
+        methods.slimming(config, place, None, strength=0.1)
 
 
 # ---------------------------------------------------------------------- Soft Filter Pruning
@@ -195,7 +195,7 @@ def test_soft_pruning_keeps_a_filter_and_states_its_limits() -> None:
 def test_a_run_with_soft_pruning_ends_pruned(tmp_path: Path) -> None:
     rate = soft_filters.rate_for(network_without_data(CONFIG), 0.7)
     config = methods.named(CONFIG, "sfp", rate)
-    methods.soft_filters(config, Place(runs=tmp_path), {"rate": f"{rate}"}, None)
+    methods.soft_filters(config, Place(runs=tmp_path), None, rate=rate)
     model = trained_network(RunDir(tmp_path / config.run_name))
     weights = {n: p for n, p in model.named_parameters() if p.ndim > 1}
     left = sum(int((w != 0).sum()) for w in weights.values()) / sum(
@@ -354,7 +354,7 @@ def test_han_retrains_the_weights_that_are_left_and_never_takes_one_back(
 
 def test_gradual_pruning_ends_at_its_density_in_every_layer(tmp_path: Path) -> None:
     config = gradually_pruned(CONFIG, 0.2, every=2)
-    methods.gradual(config, Place(runs=tmp_path), {}, None)
+    methods.gradual(config, Place(runs=tmp_path), None)
     run = RunDir(tmp_path / config.run_name)
     for name, weight in weights_of(trained_network(run)).items():
         left = float((weight != 0).float().mean())
@@ -364,4 +364,4 @@ def test_gradual_pruning_ends_at_its_density_in_every_layer(tmp_path: Path) -> N
     densities = [r["density"] for r in run.records() if "density" in r]
     assert densities == sorted(densities, reverse=True)
     with pytest.raises(ConfigError, match="name must end in '-gradual-by-layer', got 'net'"):
-        methods.gradual(CONFIG, Place(runs=tmp_path), {}, None)
+        methods.gradual(CONFIG, Place(runs=tmp_path), None)

@@ -23,10 +23,12 @@ from dessilbi.paper.reproduce import (
     without_results,
 )
 from dessilbi.paper.results import Record, Results
-from dessilbi.paper.sweep.executors import Cluster, Ended, InProcess, Processes
-from dessilbi.paper.sweep.work import FAILED, INTERRUPTED, Order
+from dessilbi.paper.sweep.executors import Cluster, InProcess, Processes, ended
+from dessilbi.paper.sweep.work import FAILED, INTERRUPTED, Ending, JobSpec
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from dessilbi.lab.run.directory import RunDir
 
 ROOT = Path(__file__).parents[2]
@@ -39,21 +41,17 @@ class StopsAfter(InProcess):
 
     left: int = 1
 
-    def start(self, key: str, order: Order) -> Ended:
+    def start(self, key: str, spec: JobSpec) -> Future[Ending]:
         self.left -= 1
-        if self.left < 0:
-            return Ended(INTERRUPTED)
-        found = super().start(key, order)
-        assert isinstance(found, Ended)
-        return found
+        return ended(Ending(INTERRUPTED)) if self.left < 0 else super().start(key, spec)
 
 
 @dataclass
 class Fails(InProcess):
     """Runs nothing."""
 
-    def start(self, key: str, order: Order) -> Ended:
-        return Ended(FAILED, "the data is gone")
+    def start(self, key: str, spec: JobSpec) -> Future[Ending]:
+        return ended(Ending(FAILED, "the data is gone"))
 
 
 def test_a_stopped_recipe_goes_on_and_a_partial_table_is_valid(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import statistics
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from dessilbi.lab.run.files import COST, ENVIRONMENT
 from dessilbi.lab.training.build import network_without_data
 from dessilbi.lab.training.distributed import pick_device
 from dessilbi.paper.optimizers import COMPETITORS, make_optimizer
-from dessilbi.paper.sweep.work import Order
+from dessilbi.paper.sweep.work import JobSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -29,16 +30,15 @@ if TYPE_CHECKING:
     from dessilbi.lab.training.loop import Place
 
 OPTIMIZERS = ("sgd-mom", "dessilbi-mom", "adam")
-ENTRY = "dessilbi.paper.cost:measure"
 
 
-def measure(config: Config, place: Place, options: Mapping[str, str], display: Display) -> None:
-    """Entry of a sweep: measure and leave the numbers in the run directory."""
+def measure(config: Config, place: Place, display: Display, *, rounds: int) -> None:
+    """The work of a job: measure, and leave the numbers in the run directory."""
     run = RunDir.of(config, place.runs)
     device = pick_device(place.device)
     with run.lock():
         found: dict[str, Any] = {
-            "seconds": times(config, device, rounds=int(options["rounds"])),
+            "seconds": times(config, device, rounds=rounds),
             "memory": {name: peak(name, config, place) for name in OPTIMIZERS},
             "device": str(device),
             "threads": torch.get_num_threads(),
@@ -99,20 +99,21 @@ def _stepper(name: str, config: Config, device: torch.device) -> Callable[[], No
 
 def peak(name: str, config: Config, place: Place) -> float:
     """Megabytes that three steps need, in a process of their own."""
-    order = Order(config, place, threads=torch.get_num_threads()).to_json()
+    spec = pickle.dumps(JobSpec(config, place, threads=torch.get_num_threads()))
     command = [sys.executable, "-m", "dessilbi.paper.cost", name]
-    done = subprocess.run(command, input=order, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, input=spec, capture_output=True, check=False)
     if done.returncode:
-        raise RuntimeError(f"memory of {name} could not be measured: {done.stderr.strip()}")
+        reason = done.stderr.decode(errors="replace").strip()
+        raise RuntimeError(f"memory of {name} could not be measured: {reason}")
     return float(done.stdout.splitlines()[-1])
 
 
-def _peak_here(name: str, order: Order) -> float:
-    device = pick_device(order.place.device)
-    if order.threads:
-        torch.set_num_threads(order.threads)
+def _peak_here(name: str, spec: JobSpec) -> float:
+    device = pick_device(spec.place.device)
+    if spec.threads:
+        torch.set_num_threads(spec.threads)
     before = _kilobytes("VmRSS")
-    step = _stepper(name, order.config, device)
+    step = _stepper(name, spec.config, device)
     for _ in range(3):
         step()
     if device.type == "cuda":
@@ -140,4 +141,4 @@ def summary(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(_peak_here(sys.argv[1], Order.from_json(sys.stdin.read())))
+    print(_peak_here(sys.argv[1], pickle.load(sys.stdin.buffer)))

@@ -12,8 +12,6 @@ from dessilbi.paper.baselines.slimming import NetworkSlimming
 from dessilbi.paper.baselines.soft_filters import SoftFilterPruning
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from torch import nn
     from torch.optim import Optimizer
 
@@ -21,10 +19,6 @@ if TYPE_CHECKING:
     from dessilbi.lab.run.directory import RunDir
     from dessilbi.lab.training.display import Display
     from dessilbi.lab.training.loop import Place
-
-SLIMMING = "dessilbi.paper.baselines.train:slimming"
-SOFT_FILTERS = "dessilbi.paper.baselines.train:soft_filters"
-GRADUAL = "dessilbi.paper.baselines.train:gradual"
 
 
 class Method(Protocol):
@@ -72,36 +66,29 @@ def named(config: Config, method: str, value: float) -> Config:
     return replace(config, name=f"{config.name}-{method}-{value:g}")
 
 
-def slimming(
-    config: Config, place: Place, options: Mapping[str, str], display: Display | None
-) -> None:
-    """Entry of a sweep: train with Network Slimming's penalty."""
-    strength = _checked(config, "slimming", options["strength"])
+def slimming(config: Config, place: Place, display: Display | None, *, strength: float) -> None:
+    """The work of a job: train with Network Slimming's penalty."""
+    _check(config, "slimming", strength)
     train_with(NetworkSlimming(strength), config, place, display)
 
 
-def soft_filters(
-    config: Config, place: Place, options: Mapping[str, str], display: Display | None
-) -> None:
-    """Entry of a sweep: train with Soft Filter Pruning."""
-    rate = _checked(config, "sfp", options["rate"])
+def soft_filters(config: Config, place: Place, display: Display | None, *, rate: float) -> None:
+    """The work of a job: train with Soft Filter Pruning."""
+    _check(config, "sfp", rate)
     train_with(SoftFilterPruning(rate), config, place, display)
 
 
-def gradual(
-    config: Config, place: Place, options: Mapping[str, str], display: Display | None
-) -> None:
-    """Entry of a sweep: train a configuration of :func:`.gradual.gradually_pruned`."""
+def gradual(config: Config, place: Place, display: Display | None) -> None:
+    """The work of a job: train a configuration of :func:`.gradual.gradually_pruned`."""
     if not config.name.endswith(BY_LAYER):
         raise ConfigError(f"name must end in {BY_LAYER!r}, got {config.name!r}")
     train(config, place, display, trainer=ByLayerTrainer)
 
 
-def _checked(config: Config, method: str, value: str) -> float:
+def _check(config: Config, method: str, value: float) -> None:
     # The run directory is found by the configuration, which must therefore know the method.
-    if not config.name.endswith(f"-{method}-{float(value):g}"):
+    if not config.name.endswith(f"-{method}-{value:g}"):
         raise ConfigError(
             f"a run with {method} must be named so: name must end in "
-            f"'-{method}-{float(value):g}', got {config.name!r}"
+            f"'-{method}-{value:g}', got {config.name!r}"
         )
-    return float(value)

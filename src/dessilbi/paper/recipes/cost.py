@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dessilbi.lab.run import files
@@ -39,8 +40,7 @@ def jobs(scale: Scale, seeds: int | None) -> list[Job]:
                 key=f"cost/seed={seed}",
                 config=config,
                 labels={"seed": seed},
-                entry=cost.ENTRY,
-                options={"rounds": str(ROUNDS[scale])},
+                work=partial(cost.measure, rounds=ROUNDS[scale]),
                 finished=lambda run, config: (run.path / files.COST).is_file(),
             )
         )

@@ -200,8 +200,8 @@ class PanelJobs:
         slim = self._key("Network Slimming", "dense")
         if all(job.key != slim for job in self.found):
             config = methods.named(replace(self.base, optimizer=SGD), "slimming", SLIMMING_STRENGTH)
-            strength = {"strength": str(SLIMMING_STRENGTH)}
-            self.add("Network Slimming", "dense", config, entry=methods.SLIMMING, options=strength)
+            work = partial(methods.slimming, strength=SLIMMING_STRENGTH)
+            self.add("Network Slimming", "dense", config, work=work)
 
         def slimmed(runs: Mapping[str, RunDir]) -> Config:
             run = runs[slim]
@@ -219,8 +219,8 @@ class PanelJobs:
         self.add("Network Slimming", at, slimmed, slim, epochs=self.tuning)
         rate = _rate(replace(self.base, seed=0), wanted)
         config = methods.named(replace(self.base, optimizer=SGD), "sfp", rate)
-        options = {"rate": str(rate)}
-        self.add("Soft Filter Pruning", at, config, entry=methods.SOFT_FILTERS, options=options)
+        work = partial(methods.soft_filters, rate=rate)
+        self.add("Soft Filter Pruning", at, config, work=work)
 
         def from_scratch(runs: Mapping[str, RunDir], kind: Any) -> Config:
             run = runs[self.dense]
@@ -243,7 +243,7 @@ class PanelJobs:
 
         self.add("Rethinking-Lottery", at, rethinking, self.dense)
         config = gradually_pruned(replace(self.base, optimizer=SGD), wanted)
-        self.add("Iterative-Pruning-B", at, config, entry=methods.GRADUAL)
+        self.add("Iterative-Pruning-B", at, config, work=methods.gradual)
         parent = self.dense
         rounds = iterative.densities(wanted, HAN_ROUNDS)
         for number, reached in enumerate(rounds, start=1):

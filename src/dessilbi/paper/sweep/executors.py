@@ -2,39 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pickle
 import re
 import subprocess
 import sys
+import threading
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from dessilbi._disk import write_whole
 from dessilbi.lab.run.config import ConfigError
-from dessilbi.paper.sweep.work import FAILED, INTERRUPTED, PREEMPTED, Order, carry_out
+from dessilbi.paper.sweep.work import (
+    FAILED,
+    INTERRUPTED,
+    PREEMPTED,
+    Ending,
+    JobSpec,
+    execute,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
 PATIENCE = 120.0
 """Seconds that a run has to save itself when it is asked to stop."""
-
-
-class Handle(Protocol):
-    """A run under way."""
-
-    def code(self) -> int | None:
-        """Exit code, ``None`` while it runs."""
-
-    def why(self) -> str:
-        """The last words of a run that failed."""
-
-    def ask_to_stop(self) -> None:
-        """Ask for a clean end: what is done so far gets saved."""
-
-    def wait(self) -> None:
-        """Until it has ended, and not longer than it may take to save."""
 
 
 class Executor(Protocol):
@@ -43,33 +37,11 @@ class Executor(Protocol):
     width: int
     """How many may run at a time."""
 
-    def start(self, key: str, order: Order) -> Handle:
+    def start(self, key: str, spec: JobSpec) -> Future[Ending]:
         """Start a run."""
 
-
-# ---------------------------------------------------------------------- this process
-
-
-@dataclass(frozen=True)
-class Ended:
-    """A run that is over."""
-
-    exit_code: int
-    words: str = ""
-
-    def code(self) -> int | None:
-        """See :class:`Handle`."""
-        return self.exit_code
-
-    def why(self) -> str:
-        """See :class:`Handle`."""
-        return self.words
-
-    def ask_to_stop(self) -> None:
-        """Nothing is left to stop."""
-
-    def wait(self) -> None:
-        """Nothing is left to wait for."""
+    def stop(self) -> None:
+        """Ask what runs for a clean end, and wait until it is saved."""
 
 
 @dataclass
@@ -78,9 +50,33 @@ class InProcess:
 
     width: int = 1
 
-    def start(self, key: str, order: Order) -> Handle:
+    def start(self, key: str, spec: JobSpec) -> Future[Ending]:
         """Run to the end."""
-        return Ended(*carry_out(order))
+        return ended(execute(spec))
+
+    def stop(self) -> None:
+        """Nothing runs."""
+
+
+def ended(ending: Ending) -> Future[Ending]:
+    """A run that is over."""
+    future: Future[Ending] = Future()
+    future.set_result(ending)
+    return future
+
+
+def _followed(wait: Callable[[], Ending]) -> Future[Ending]:
+    """What a run under way will have answered."""
+    future: Future[Ending] = Future()
+
+    def follow() -> None:
+        try:
+            future.set_result(wait())
+        except BaseException as error:  # it belongs to who asks for the result
+            future.set_exception(error)
+
+    threading.Thread(target=follow, daemon=True).start()
+    return future
 
 
 # ---------------------------------------------------------------------- this machine
@@ -92,18 +88,18 @@ class Processes:
 
     width: int
     logs: Path
+    _alive: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
-    def start(self, key: str, order: Order) -> Handle:
+    def start(self, key: str, spec: JobSpec) -> Future[Ending]:
         """Start a process; it ends, saved, if this one dies."""
         # Keys are unique in a sweep only, and another one may share the folder.
-        name = f"{file_name(key)}-{order.config.hash}"
+        name = re.sub(r"[^\w.=+-]+", "_", key)
+        log = self.logs / f"{name}-{spec.config.hash}.log"
         self.logs.mkdir(parents=True, exist_ok=True)
-        paper, log = self.logs / f"{name}.json", self.logs / f"{name}.log"
-        write_whole(paper, order.to_json().encode())
-        threads = {} if order.threads is None else {"OMP_NUM_THREADS": str(order.threads)}
+        threads = {} if spec.threads is None else {"OMP_NUM_THREADS": str(spec.threads)}
         with log.open("ab") as file:
             process = subprocess.Popen(
-                [sys.executable, "-m", "dessilbi.paper.sweep.work", str(paper)],
+                [sys.executable, "-m", "dessilbi.paper.sweep.work"],
                 stdin=subprocess.PIPE,
                 stdout=file,
                 stderr=subprocess.STDOUT,
@@ -111,36 +107,33 @@ class Processes:
                 start_new_session=True,
                 env=os.environ | threads,
             )
-        return _Process(process, log)
+        self._alive.append(process)
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it died at once: its exit code says so
+            process.stdin.write(pickle.dumps(spec))
+            process.stdin.flush()
+        return _followed(lambda: self._wait(process, log))
 
+    def _wait(self, process: subprocess.Popen[bytes], log: Path) -> Ending:
+        code = process.wait()
+        self._alive.remove(process)
+        assert process.stdin is not None
+        process.stdin.close()
+        killed = f"killed by signal {-code}; " if code < 0 else ""
+        lines = log.read_text(errors="replace").strip().splitlines()
+        return Ending(code, f"{killed}{lines[-1] if lines else 'no output'} (log: {log})")
 
-@dataclass
-class _Process:
-    process: subprocess.Popen[bytes]
-    log: Path
-
-    def code(self) -> int | None:
-        code = self.process.poll()
-        if code is not None and self.process.stdin is not None:
-            self.process.stdin.close()
-        return code
-
-    def why(self) -> str:
-        code = self.process.poll()
-        killed = f"killed by signal {-code}; " if code is not None and code < 0 else ""
-        lines = self.log.read_text(errors="replace").strip().splitlines()
-        return f"{killed}{lines[-1] if lines else 'no output'} (log: {self.log})"
-
-    def ask_to_stop(self) -> None:
-        self.process.terminate()
-
-    def wait(self) -> None:
-        try:
-            self.process.wait(PATIENCE)
-        except (subprocess.TimeoutExpired, KeyboardInterrupt):
-            self.process.kill()
-            self.process.wait()
-        self.code()
+    def stop(self) -> None:
+        """Ask for a clean end, and kill what is not saved in time."""
+        alive = list(self._alive)
+        for process in alive:
+            process.terminate()
+        for process in alive:
+            try:
+                process.wait(PATIENCE)
+            except (subprocess.TimeoutExpired, KeyboardInterrupt):
+                process.kill()
+                process.wait()
 
 
 # ---------------------------------------------------------------------- a cluster
@@ -168,6 +161,7 @@ class Cluster:
     folder: Path
     kind: str = "slurm"
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    _submitted: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         try:
@@ -191,57 +185,46 @@ class Cluster:
             reason = str(error).splitlines()[0]
             raise ConfigError(f"submitit cannot run jobs on {self.kind!r}: {reason}") from error
 
-    def start(self, key: str, order: Order) -> Handle:
+    def start(self, key: str, spec: JobSpec) -> Future[Ending]:
         """Submit a job."""
-        return _ClusterJob(self._executor.submit(ClusterWork(order.to_json())))
+        job = self._executor.submit(ClusterWork(spec))
+        self._submitted.append(job)
+        return _followed(lambda: ending_of(job))
+
+    def stop(self) -> None:
+        """Cancel; jobs end when the scheduler gets to them, and keep their last checkpoint."""
+        for job in self._submitted:
+            if not job.done():
+                job.cancel()
 
 
 class ClusterWork:
     """What a job of the cluster does; a preempted one is queued again and goes on."""
 
-    def __init__(self, order: str) -> None:
-        self.order = order
+    def __init__(self, spec: JobSpec) -> None:
+        self.spec = spec
 
-    def __call__(self) -> tuple[int, str]:
-        """Carry out the order."""
+    def __call__(self) -> Ending:
+        """Execute the specification."""
         from dessilbi.lab.training.terminal import TerminalDisplay
 
         with TerminalDisplay() as display:
-            return carry_out(Order.from_json(self.order), display)
+            return execute(self.spec, display)
 
     def checkpoint(self, *arguments: Any, **options: Any) -> Any:
-        """Asked by submitit before the time limit: the same order again, which resumes the run."""
+        """Asked by submitit before the time limit: the same again, which resumes the run."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self, *arguments, **options)
 
 
-@dataclass
-class _ClusterJob:
-    job: Any
-    words: str = ""
-
-    def code(self) -> int | None:
-        if not self.job.done():
-            return None
-        try:
-            code, self.words = self.job.result()
-        except Exception as error:  # submitit has many: the job died, was cancelled, never began
-            self.words = f"{type(error).__name__}: {error}".strip().splitlines()[-1]
-            return FAILED
-        # One job was told to end, by the cluster or by its user, not the sweep.
-        return PREEMPTED if code == INTERRUPTED else int(code)
-
-    def why(self) -> str:
-        return f"{self.words} (job {self.job.job_id}, log: {self.job.paths.stderr})"
-
-    def ask_to_stop(self) -> None:
-        self.job.cancel()
-
-    def wait(self) -> None:
-        """A cancelled job ends when the scheduler gets to it; its last checkpoint is kept."""
-
-
-def file_name(key: str) -> str:
-    """A key as a file name."""
-    return re.sub(r"[^\w.=+-]+", "_", key)
+def ending_of(job: Any) -> Ending:
+    """How a submitted job ended, as soon as it has."""
+    where = f"(job {job.job_id}, log: {job.paths.stderr})"
+    try:
+        code, words = job.result()
+    except Exception as error:  # submitit has many: the job died, was cancelled, never began
+        words = f"{type(error).__name__}: {error}".strip().splitlines()[-1]
+        return Ending(FAILED, f"{words} {where}")
+    # One job was told to end, by the cluster or by its user, not the sweep.
+    return Ending(PREEMPTED if code == INTERRUPTED else code, f"{words} {where}")

@@ -1,4 +1,4 @@
-"""Many runs: a grid of settings times seeds, several at a time, resumable, none stops the others.
+"""Many runs, several at a time, resumable; none stops the others.
 
 A job is a configuration, or a function that makes one from the runs it needs (a subnetwork of a
 trained network, for example). What is finished is found again by its run directory, so that a sweep
@@ -7,30 +7,33 @@ that was stopped or killed goes on where it was.
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 import json
 import time
 from collections import deque
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from concurrent.futures import FIRST_COMPLETED, wait
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
 
-from dessilbi.lab.run.config import Config, ConfigError
+from dessilbi.lab.run.config import Config
 from dessilbi.lab.run.directory import RunDir
 from dessilbi.lab.run.files import LAST, STATE
-from dessilbi.lab.training.loop import Interrupted, Place
+from dessilbi.lab.training.loop import Interrupted, Place, train
 from dessilbi.lab.training.stop_request import StopRequest
-from dessilbi.paper.sweep.work import BUSY, DONE, INTERRUPTED, PREEMPTED, TRAIN, Order
+from dessilbi.paper.sweep.work import BUSY, DONE, INTERRUPTED, PREEMPTED, JobSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+    from concurrent.futures import Future
 
-    from dessilbi.paper.sweep.executors import Executor, Handle
+    from dessilbi.paper.sweep.executors import Executor
+    from dessilbi.paper.sweep.work import Ending, Work
 
 Label = str | int | float
 ATTEMPTS = 2
 BUSY_SECONDS = 2.0
+MOMENT = 0.05
 FINISHED = "was finished before"
+STOPPED = "stopped; run the same command again to continue"
 
 
 def trained(run: RunDir, config: Config) -> bool:
@@ -55,9 +58,7 @@ class Job:
     """Keys of jobs that must be done before."""
     labels: Mapping[str, Label] = field(default_factory=dict)
     """What it is in the grid, for tables."""
-    entry: str = TRAIN
-    """Function that does it, as ``module:function``; by default training."""
-    options: Mapping[str, str] = field(default_factory=dict)
+    work: Work = train
     finished: Callable[[RunDir, Config], bool] = trained
     epochs: int | None = None
     """How long it takes, relative to others; needed only where the configuration is made later."""
@@ -83,41 +84,6 @@ class Outcome:
     """Of this sweep; ``None`` if the run was finished before."""
     message: str = ""
     attempts: int = 0
-
-
-def grid(base: Config, axes: Mapping[str, Sequence[Any]], seeds: Iterable[int] = (0,)) -> list[Job]:
-    """All combinations of settings, each with every seed.
-
-    The seed decides initialisation and order of the images, so all settings of a seed start alike.
-
-    Args:
-        base: what stays the same.
-        axes: values by setting, nested ones with dots: ``{"optimizer.kappa": (1.0, 2.0)}``.
-        seeds: the seeds.
-    """
-    jobs = []
-    for values in itertools.product(*axes.values()):
-        chosen = dict(zip(axes, values, strict=True))
-        config = base
-        for name, value in chosen.items():
-            config = changed(config, name, value)
-        words = "/".join(f"{name.rpartition('.')[2]}={value}" for name, value in chosen.items())
-        for seed in seeds:
-            key = "/".join(filter(None, [base.name, words, f"seed={seed}"]))
-            labels = {**chosen, "seed": seed}
-            jobs.append(Job(key=key, config=replace(config, seed=seed), labels=labels))
-    return jobs
-
-
-def changed(config: Any, name: str, value: Any) -> Any:
-    """A configuration with one setting changed, ``optimizer.kappa`` for example."""
-    first, _, rest = name.partition(".")
-    known = [f.name for f in dataclasses.fields(config)]
-    if first not in known:
-        raise ConfigError(f"there is no setting {first!r}; known: {', '.join(known)}")
-    if rest:
-        value = changed(getattr(config, first), rest, value)
-    return replace(config, **{first: value})
 
 
 class Sweep:
@@ -153,7 +119,7 @@ class Sweep:
         self.report_seconds = report_seconds
         self.outcomes: dict[str, Outcome] = {}
         self._waiting = deque(jobs)
-        self._running: dict[str, _Running] = {}
+        self._running: dict[Future[Ending], _Running] = {}
         self._attempts: dict[str, int] = {}
         self._busy: dict[str, float] = {}
         self._began = self._reported = time.monotonic()
@@ -180,15 +146,12 @@ class Sweep:
             try:
                 self._settle_finished()
                 while self._waiting or self._running:
-                    moved = self._collect()
                     if stop.made:
-                        raise Interrupted("stopped; run the same command again to continue")
-                    moved = self._start_ready() or moved
-                    if not moved:
+                        raise Interrupted(STOPPED)
+                    if not self._start_ready() and not self._collect():
                         self._report()
-                        time.sleep(0.05)
             finally:
-                self._stop_all()
+                self.executor.stop()
         return self.outcomes
 
     # ------------------------------------------------------------------ starting
@@ -237,34 +200,32 @@ class Sweep:
             if job.finished(run, config):
                 self._settle(job, Outcome("done", run, message=FINISHED))
                 return
-            order = Order(config, self.place, job.entry, job.options, self.threads)
+            spec = JobSpec(config, self.place, job.work, self.threads)
             if first:
                 self.tell(f"started {job.key}")
             share = _share(run, config)
-            handle = self.executor.start(job.key, order)
+            future = self.executor.start(job.key, spec)
         except Exception as error:  # a subnetwork that cannot be made must not stop the sweep
             self._failed(job, f"{type(error).__name__}: {error}")
             return
-        self._running[job.key] = _Running(job, config, run, handle, before, share)
+        self._running[future] = _Running(job, config, run, before, share)
 
     # ------------------------------------------------------------------ ending
 
     def _collect(self) -> bool:
-        """Look which runs have ended."""
-        moved = False
-        for key, one in list(self._running.items()):
-            code = one.handle.code()
-            if code is None:
-                continue
-            moved = True
-            del self._running[key]
+        """Look which runs have ended, after a moment if none has."""
+        if not self._running:  # the others wait for a run of another process
+            time.sleep(MOMENT)
+        for future in wait(self._running, MOMENT, FIRST_COMPLETED).done:
+            one, (code, words) = self._running.pop(future), future.result()
+            key = one.job.key
             if code == DONE:
                 self._work_here += one.job.weight * (1 - one.share)
                 seconds = time.monotonic() - one.began
                 attempts = self._attempts[key]
                 self._settle(one.job, Outcome("done", one.run, seconds, attempts=attempts))
             elif code == INTERRUPTED:
-                raise Interrupted("stopped; run the same command again to continue")
+                raise Interrupted(STOPPED)
             elif code == BUSY:
                 if key not in self._busy:
                     self.tell(f"{key}: another process works on it; will look again")
@@ -274,8 +235,9 @@ class Sweep:
                 self.tell(f"{key}: was asked to end, and is saved; queued again")
                 self._queue_again(one.job)
             else:
-                self._failed(one.job, one.handle.why())
-        return moved
+                self._failed(one.job, words)
+            return True
+        return False
 
     def _queue_again(self, job: Job) -> None:
         """For later, as if it had not been started: it did not fail."""
@@ -298,13 +260,6 @@ class Sweep:
         self.tell(f"[{len(self.outcomes)}/{len(self.jobs)}] {word} {job.key}{took}{said}")
         self.ended(job, outcome)
 
-    def _stop_all(self) -> None:
-        for one in self._running.values():
-            one.handle.ask_to_stop()
-        for one in self._running.values():
-            one.handle.wait()
-        self._running = {}
-
     # ------------------------------------------------------------------ progress
 
     def _report(self) -> None:
@@ -313,7 +268,7 @@ class Sweep:
             return
         self._reported = now
         under_way = ", ".join(
-            f"{key} {_share(one.run, one.config):.0%}" for key, one in self._running.items()
+            f"{one.job.key} {_share(one.run, one.config):.0%}" for one in self._running.values()
         )
         left = self.seconds_left()
         guess = "" if left is None else f"; about {clock(left)} left"
@@ -334,7 +289,6 @@ class _Running:
     job: Job
     config: Config
     run: RunDir
-    handle: Handle
     began: float
     share: float
     """What was done of it before this attempt."""

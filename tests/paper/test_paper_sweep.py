@@ -5,37 +5,37 @@ from __future__ import annotations
 import errno
 import multiprocessing
 import os
+import pickle
 import signal
-import subprocess
 import sys
 import time
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from lab_runs import SMALL, assert_same_run, uninterrupted
 
 from dessilbi.lab.run.config import Config, ConfigError, OptimizerConfig
-from dessilbi.lab.run.directory import RunDir, RunError
-from dessilbi.lab.training.loop import Interrupted, Place
-from dessilbi.paper.sweep.executors import Cluster, Ended, InProcess, Processes, _ClusterJob
-from dessilbi.paper.sweep.sweep import Job, Outcome, Sweep, clock, grid, trained
+from dessilbi.lab.run.directory import Busy, RunDir, RunError
+from dessilbi.lab.training.loop import Interrupted, Place, train
+from dessilbi.paper.sweep.executors import Cluster, InProcess, Processes, ended, ending_of
+from dessilbi.paper.sweep.sweep import Job, Outcome, Sweep, clock, trained
 from dessilbi.paper.sweep.work import (
     BUSY,
     DONE,
     FAILED,
     INTERRUPTED,
-    PREEMPTED,
-    Order,
-    carry_out,
-    held_elsewhere,
+    Ending,
+    JobSpec,
+    execute,
 )
+from lab_runs import SMALL, assert_same_run, uninterrupted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from multiprocessing.process import BaseProcess
+    from pathlib import Path
 
 QUICK = replace(SMALL, epochs=1, keep=(), schedule=type(SMALL.schedule)())
 BROKEN = replace(QUICK, name="broken", optimizer=OptimizerConfig(name="sgd", lr=1e30))
@@ -49,10 +49,13 @@ class Script:
     width: int = 1
     started: list[str] = field(default_factory=list)
 
-    def start(self, key: str, order: Order) -> Ended:
+    def start(self, key: str, spec: JobSpec) -> Future[Ending]:
         self.started.append(key)
         left = self.codes.get(key, [])
-        return Ended(left.pop(0) if left else DONE, "no luck")
+        return ended(Ending(left.pop(0) if left else DONE, "no luck"))
+
+    def stop(self) -> None:
+        """Nothing runs."""
 
 
 def job(key: str, *needs: str, config: Any = QUICK) -> Job:
@@ -62,25 +65,6 @@ def job(key: str, *needs: str, config: Any = QUICK) -> Job:
 
 def outcomes(jobs: list[Job], script: Script) -> dict[str, Outcome]:
     return Sweep(jobs, script).run()
-
-
-# ---------------------------------------------------------------------- grids
-
-
-def test_a_grid_has_every_combination_with_every_seed() -> None:
-    jobs = grid(SMALL, {"optimizer.kappa": (1.0, 2.0), "epochs": (3, 4, 5)}, seeds=(7, 8))
-    assert len({j.key for j in jobs}) == len(jobs) == 12
-    configs = [j.config for j in jobs if isinstance(j.config, Config)]
-    assert {(c.optimizer.kappa, c.epochs, c.seed) for c in configs} == {
-        (k, e, s) for k in (1.0, 2.0) for e in (3, 4, 5) for s in (7, 8)
-    }
-    assert all(replace(c.optimizer, kappa=1.0) == SMALL.optimizer for c in configs)
-    assert jobs[0].labels == {"optimizer.kappa": 1.0, "epochs": 3, "seed": 7}
-
-
-def test_a_grid_refuses_a_setting_that_does_not_exist() -> None:
-    with pytest.raises(ConfigError, match="no setting 'kapa'; known: name, lr"):
-        grid(SMALL, {"optimizer.kapa": (1.0,)})
 
 
 # ---------------------------------------------------------------------- order and failures
@@ -146,31 +130,24 @@ def test_bad_lists_of_jobs_are_refused() -> None:
 def test_progress_is_told_with_the_time_left(tmp_path: Path) -> None:
     lines: list[str] = []
 
-    @dataclass
     class Slow(Script):
-        """Ends when it has been asked often enough."""
+        """Ends when its progress has been told."""
 
-        asked: int = 0
-
-        def start(self, key: str, order: Order) -> Any:
-            self.started.append(key)
-            run = RunDir.of(order.config, order.place.runs)
+        def start(self, key: str, spec: JobSpec) -> Future[Ending]:
+            run = RunDir.of(spec.config, spec.place.runs)
             run.append("metrics.jsonl", {"epoch": 1})
-            return self
+            under_way.append(Future())
+            return under_way[-1]
 
-        def code(self) -> int | None:
-            self.asked += 1
-            return None if self.asked < 4 else DONE
+    def tell(line: str) -> None:
+        lines.append(line)
+        if "running" in line:
+            under_way[-1].set_result(Ending(DONE))
 
-        def why(self) -> str:
-            return ""
-
-        def ask_to_stop(self) -> None: ...
-        def wait(self) -> None: ...
-
+    under_way: list[Future[Ending]] = []
     jobs = [job("a", config=replace(QUICK, epochs=4)), job("b", config=replace(QUICK, epochs=8))]
     place = Place(runs=tmp_path)
-    Sweep(jobs, Slow(), place, tell=lines.append, report_seconds=0.0).run()
+    Sweep(jobs, Slow(), place, tell=tell, report_seconds=0.0).run()
     assert "started a" in lines
     assert any("[0/2] running: a 25%; about" in line and "left" in line for line in lines)
     assert lines[-1].startswith("[2/2] done b in 0:00:0")
@@ -181,7 +158,8 @@ def test_progress_is_told_with_the_time_left(tmp_path: Path) -> None:
 
 
 def test_what_is_finished_is_found_and_not_run_again(tmp_path: Path) -> None:
-    jobs = grid(QUICK, {"optimizer.kappa": (1.0, 2.0)})
+    optimizers = [replace(QUICK.optimizer, kappa=kappa) for kappa in (1.0, 2.0)]
+    jobs = [Job(key=str(o.kappa), config=replace(QUICK, optimizer=o)) for o in optimizers]
     place = Place(runs=tmp_path)
     first = Sweep(jobs, InProcess(), place, threads=1).run()
     assert all(o.status == "done" and o.seconds is not None for o in first.values())
@@ -210,9 +188,9 @@ def test_no_time_is_set_aside_for_what_was_finished(tmp_path: Path) -> None:
 
     @dataclass
     class Watching(Script):
-        def start(self, key: str, order: Order) -> Ended:
+        def start(self, key: str, spec: JobSpec) -> Future[Ending]:
             left.append(sum(job.weight for job in sweep._waiting))
-            return super().start(key, order)
+            return super().start(key, spec)
 
     def finished(run: RunDir, config: Config) -> bool:
         return config.seed > 0
@@ -232,24 +210,22 @@ def test_a_diverging_run_is_reported_with_its_reason(tmp_path: Path) -> None:
     assert found["good"].status == "done"
 
 
-def test_an_order_survives_being_written_down(tmp_path: Path) -> None:
-    order = Order(QUICK, Place(runs=tmp_path, data_dir=tmp_path), "m:f", {"a": "1"}, threads=2)
-    assert Order.from_json(order.to_json()) == order
-    bare = Order(QUICK, Place())
-    assert Order.from_json(bare.to_json()) == bare
+def test_a_specification_survives_being_sent_to_another_process(tmp_path: Path) -> None:
+    spec = JobSpec(QUICK, Place(runs=tmp_path, data_dir=tmp_path), train, threads=2)
+    assert pickle.loads(pickle.dumps(spec)) == spec
 
 
 def test_a_held_run_is_busy(tmp_path: Path) -> None:
     run = RunDir.of(QUICK, tmp_path)
     with run.lock():
-        code, why = carry_out(Order(QUICK, Place(runs=tmp_path)))
+        code, why = execute(JobSpec(QUICK, Place(runs=tmp_path)))
     assert code == BUSY
     assert "in use" in why
 
 
 def test_a_run_that_cannot_begin_leaves_nothing(tmp_path: Path) -> None:
     refused = replace(QUICK, optimizer=replace(QUICK.optimizer, lr=-1.0))
-    code, why = carry_out(Order(refused, Place(runs=tmp_path / "runs")))
+    code, why = execute(JobSpec(refused, Place(runs=tmp_path / "runs")))
     assert code == FAILED
     assert "lr must be" in why
     assert list((tmp_path / "runs").iterdir()) == []
@@ -258,7 +234,7 @@ def test_a_run_that_cannot_begin_leaves_nothing(tmp_path: Path) -> None:
 def test_a_run_that_cannot_be_locked_fails_and_is_not_waited_for(tmp_path: Path) -> None:
     run = RunDir.of(QUICK, tmp_path)
     (run.path / ".lock").mkdir()  # refused as it would be without permission, to root as well
-    code, why = carry_out(Order(QUICK, Place(runs=tmp_path)))
+    code, why = execute(JobSpec(QUICK, Place(runs=tmp_path)))
     assert code == FAILED
     assert f"cannot write {run.path}" in why
     with pytest.raises(RunError):
@@ -272,9 +248,17 @@ def test_a_file_system_without_locks_is_a_failure_with_a_reason(
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr("dessilbi.lab.run.directory.fcntl.flock", refuse)
-    code, why = carry_out(Order(QUICK, Place(runs=tmp_path)))
+    code, why = execute(JobSpec(QUICK, Place(runs=tmp_path)))
     assert code == FAILED
     assert "cannot be locked against other processes: No locks available; choose" in why
+
+
+def held_elsewhere(run: RunDir) -> bool:
+    try:
+        with run.lock():
+            return False
+    except Busy:
+        return True
 
 
 def wait_until(sign: Callable[[], object], seconds: float = 60.0) -> None:
@@ -350,24 +334,13 @@ def test_processes_run_side_by_side_and_report_a_failure_with_their_log(
     assert f"bad_one-{BROKEN.hash}.log" in found["bad/one"].message
 
 
-def test_two_sweeps_with_the_same_keys_share_neither_orders_nor_logs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    commands: list[list[str]] = []
-    logs: list[str] = []
-
-    def popen(command: list[str], **options: Any) -> None:
-        commands.append(command)
-        logs.append(options["stdout"].name)
-
-    monkeypatch.setattr(subprocess, "Popen", popen)
-    configs = [replace(QUICK, name=name) for name in ("filters", "gradients")]
-    for config in configs:  # the workers read their orders seconds later
-        executor = Processes(1, tmp_path)
-        executor.start("SGD/seed=0", Order(config, Place(runs=tmp_path)))
-    read = [Order.from_json(Path(command[-1]).read_text()).config for command in commands]
-    assert read == configs
-    assert len(set(logs)) == 2
+def test_two_sweeps_with_the_same_keys_do_not_share_logs(tmp_path: Path) -> None:
+    executor = Processes(2, tmp_path)
+    refused = replace(QUICK, optimizer=replace(QUICK.optimizer, lr=-1.0))
+    for name in ("filters", "gradients"):
+        executor.start("SGD/seed=0", JobSpec(replace(refused, name=name), Place(runs=tmp_path)))
+    executor.stop()
+    assert len(list(tmp_path.glob("*.log"))) == 2
 
 
 @pytest.mark.filterwarnings("ignore")  # submitit leaves files open
@@ -392,30 +365,29 @@ def test_a_cluster_job_that_dies_is_a_failure_with_a_reason() -> None:
         def result(self) -> None:
             raise RuntimeError("job 7 was cancelled")
 
-    handle = _ClusterJob(Dead())
-    assert handle.code() == FAILED
-    assert "was cancelled (job 7, log: log)" in handle.why()
+    code, why = ending_of(Dead())
+    assert code == FAILED
+    assert "was cancelled (job 7, log: log)" in why
 
 
 @dataclass
-class ClusterScript:
+class ClusterScript(Script):
     """A cluster that answers with written results."""
 
-    codes: list[int]
-    width: int = 1
+    answers: list[int] = field(default_factory=list)
 
-    def start(self, key: str, order: Order) -> _ClusterJob:
-        answer = self.codes.pop(0), ""
-        return _ClusterJob(SimpleNamespace(done=lambda: True, result=lambda: answer))
+    def start(self, key: str, spec: JobSpec) -> Future[Ending]:
+        answer = self.answers.pop(0), ""
+        paths = SimpleNamespace(stderr="log")
+        return ended(ending_of(SimpleNamespace(result=lambda: answer, job_id="7", paths=paths)))
 
 
 def test_a_cluster_job_that_is_told_to_end_is_queued_again_and_the_sweep_goes_on() -> None:
     lines: list[str] = []
-    cluster = ClusterScript([INTERRUPTED, DONE, INTERRUPTED, INTERRUPTED, DONE])
+    cluster = ClusterScript(answers=[INTERRUPTED, DONE, INTERRUPTED, INTERRUPTED, DONE])
     found = Sweep([job("a"), job("b")], cluster, tell=lines.append).run()
     assert [(o.status, o.attempts) for o in found.values()] == [("done", 1), ("done", 1)]
     assert lines.count("a: was asked to end, and is saved; queued again") == 3
-    assert ClusterScript([INTERRUPTED]).start("a", Order(QUICK, Place())).code() == PREEMPTED
 
 
 @pytest.mark.parametrize(
@@ -453,6 +425,7 @@ def test_a_preempted_job_is_queued_again_as_it_is() -> None:
     submitit = pytest.importorskip("submitit")
     from dessilbi.paper.sweep.executors import ClusterWork
 
-    again = ClusterWork("order").checkpoint()
+    spec = JobSpec(QUICK, Place())
+    again = ClusterWork(spec).checkpoint()
     assert isinstance(again, submitit.helpers.DelayedSubmission)
-    assert again.function.order == "order"
+    assert again.function.spec == spec
