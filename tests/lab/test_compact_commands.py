@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from lab_runs import SMALL, uninterrupted
 
 from dessilbi import project
 from dessilbi.cli import main
@@ -22,6 +21,7 @@ from dessilbi.lab.run.config import ModelConfig
 from dessilbi.lab.training.build import load_data
 from dessilbi.lab.training.evaluate import evaluate, evaluate_recalibrated
 from dessilbi.lab.training.loop import Place, train
+from lab_runs import SMALL, uninterrupted
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,7 +14,6 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from lab_runs import PATIENCE, SMALL, STEPS, assert_same_run, command, uninterrupted, wait_for
 from torch import Tensor, nn
 
 from dessilbi.lab.run.config import ModelConfig, NestedConfig, to_json
@@ -23,6 +22,7 @@ from dessilbi.lab.run.files import LAST
 from dessilbi.lab.run.recipes import digits
 from dessilbi.lab.training.distributed import Team
 from dessilbi.lab.training.shared_batchnorm import SharedBatchNorm, share_batchnorm
+from lab_runs import PATIENCE, SMALL, STEPS, assert_same_run, command, uninterrupted, wait_for
 
 if TYPE_CHECKING:
     from pathlib import Path

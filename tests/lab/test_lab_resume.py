@@ -10,6 +10,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from torch import nn
+
+from dessilbi.cli import main
+from dessilbi.lab.run.config import Config, ModelConfig, OptimizerConfig, to_json
+from dessilbi.lab.run.directory import RunDir, RunError
+from dessilbi.lab.run.files import LAST
+from dessilbi.lab.training.loop import Interrupted, Place, Silent, train
 from lab_runs import (
     SMALL,
     STEPS,
@@ -24,13 +31,6 @@ from lab_runs import (
     wait_for,
     with_model,
 )
-from torch import nn
-
-from dessilbi.cli import main
-from dessilbi.lab.run.config import Config, ModelConfig, OptimizerConfig, to_json
-from dessilbi.lab.run.directory import RunDir, RunError
-from dessilbi.lab.run.files import LAST
-from dessilbi.lab.training.loop import Interrupted, Place, Silent, train
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,6 +7,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+
+from dessilbi.lab.analysis.subnetworks import open_path
+from dessilbi.lab.run.config import Config, OptimizerConfig, StopConfig
+from dessilbi.lab.run.directory import RunDir, RunError
+from dessilbi.lab.run.files import LAST, PATH
+from dessilbi.lab.training import loop as training
+from dessilbi.lab.training.loop import Place, Silent, train
+from dessilbi.optim import DessiLBI
+from dessilbi.paper.optimizers import COMPETITORS, make_optimizer
+from dessilbi.path import SolutionPath
 from lab_runs import (
     FILTERS,
     SMALL,
@@ -22,16 +32,6 @@ from lab_runs import (
     live,
     uninterrupted,
 )
-
-from dessilbi.lab.analysis.subnetworks import open_path
-from dessilbi.lab.run.config import Config, OptimizerConfig, StopConfig
-from dessilbi.lab.run.directory import RunDir, RunError
-from dessilbi.lab.run.files import LAST, PATH
-from dessilbi.lab.training import loop as training
-from dessilbi.lab.training.loop import Place, Silent, train
-from dessilbi.optim import DessiLBI
-from dessilbi.paper.optimizers import COMPETITORS, make_optimizer
-from dessilbi.path import SolutionPath
 
 if TYPE_CHECKING:
     from pathlib import Path

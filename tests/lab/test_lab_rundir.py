@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from lab_runs import SMALL, Crash, CrashAt, assert_same_run, uninterrupted, weights_of
 
 import dessilbi
 from dessilbi.lab.run.config import to_json
 from dessilbi.lab.run.directory import Checkpoint, RunDir, RunError
 from dessilbi.lab.run.files import LAST
 from dessilbi.lab.training.loop import Place, train
+from lab_runs import SMALL, Crash, CrashAt, assert_same_run, uninterrupted, weights_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,6 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+
+from dessilbi import compaction
+from dessilbi.lab.analysis.subnetworks import Choice, Retrain, open_path, prepare, share_of_macs
+from dessilbi.lab.data import load_dataset
+from dessilbi.lab.models import make_model
+from dessilbi.lab.run.checkpoint import load_model
+from dessilbi.lab.run.config import Config, ConfigError, OptimizerConfig, ScheduleConfig, StopConfig
+from dessilbi.lab.run.directory import RunDir, RunError
+from dessilbi.lab.run.files import BEST, LAST, MASK, PATH, START
+from dessilbi.lab.training import loop as training
+from dessilbi.lab.training.evaluate import evaluate, evaluate_recalibrated
+from dessilbi.lab.training.loop import Place, train
+from dessilbi.lab.training.start import load_start
+from dessilbi.paper.optimizers import COMPETITORS, make_optimizer
+from dessilbi.path import DEFAULT_ORDER, Mask, count_macs_per_weight
 from lab_runs import (
     FILTERS,
     SMALL,
@@ -25,21 +40,6 @@ from lab_runs import (
     uninterrupted,
     weights_of,
 )
-
-from dessilbi import compaction
-from dessilbi.lab.analysis.subnetworks import Choice, Retrain, open_path, prepare, share_of_macs
-from dessilbi.lab.data import load_dataset
-from dessilbi.lab.models import make_model
-from dessilbi.lab.run.checkpoint import load_model
-from dessilbi.lab.run.config import Config, ConfigError, OptimizerConfig, ScheduleConfig, StopConfig
-from dessilbi.lab.run.directory import RunDir, RunError
-from dessilbi.lab.run.files import BEST, LAST, MASK, PATH, START
-from dessilbi.lab.training import loop as training
-from dessilbi.lab.training.evaluate import evaluate, evaluate_recalibrated
-from dessilbi.lab.training.loop import Place, train
-from dessilbi.lab.training.start import load_start
-from dessilbi.paper.optimizers import COMPETITORS, make_optimizer
-from dessilbi.path import DEFAULT_ORDER, Mask, count_macs_per_weight
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,16 +11,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from lab_runs import (
-    SMALL,
-    STEPS,
-    assert_same_run,
-    changed,
-    contents,
-    uninterrupted,
-    weights_of,
-    with_model,
-)
 from torch import nn
 
 from dessilbi.lab.data import DataError, load_dataset
@@ -32,6 +22,16 @@ from dessilbi.lab.run.files import BEST, LAST
 from dessilbi.lab.training.distributed import Team, pick_device
 from dessilbi.lab.training.evaluate import evaluate
 from dessilbi.lab.training.loop import Place, Silent, Trainer, TrainingError, train
+from lab_runs import (
+    SMALL,
+    STEPS,
+    assert_same_run,
+    changed,
+    contents,
+    uninterrupted,
+    weights_of,
+    with_model,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
