@@ -135,7 +135,7 @@ def test_a_tied_group_is_looked_at_as_a_whole(way: Way) -> None:
     """A member that is not stepped is a part of the norms all the same."""
     implementation, compiled = way
     a, b = nn.Parameter(torch.ones(4, 3)), nn.Parameter(torch.ones(4, 2))
-    opt = DessiLBI([a, b], penalty="group_lasso", coupled=True, **LIVELY, **implementation)
+    opt = DessiLBI([a, b], penalty="group_lasso", tied=True, **LIVELY, **implementation)
     step = torch.compile(opt.step, backend="eager") if compiled else opt.step
     run(opt, 2)
     b.data, b.grad, a.grad = torch.ones(5, 2), None, torch.ones_like(a)

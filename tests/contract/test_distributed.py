@@ -76,11 +76,11 @@ class SummedNet(nn.Module):
         return out
 
 
-def _coupled(rank: int | None) -> dict[str, Tensor]:
+def _tied(rank: int | None) -> dict[str, Tensor]:
     """Filters that enter together; rank None is the single process."""
     net = SummedNet()
     example = torch.zeros(1, 2, 5, 5, dtype=torch.float64)
-    groups = split_parameters(net, exclude=["fc"], coupled=True, example_input=example)
+    groups = split_parameters(net, exclude=["fc"], tied=True, example_input=example)
     opt = DessiLBI(groups, **{**LIVELY, "lambd_scale": "size", "lambd": 0.05, "momentum": 0.9})
     if rank is None:
         train(net, opt, STEPS)
@@ -89,11 +89,11 @@ def _coupled(rank: int | None) -> dict[str, Tensor]:
     return snapshot(net, opt)
 
 
-def _coupled_shards_are_refused(rank: int) -> str:
+def _tied_shards_are_refused(rank: int) -> str:
     net = SummedNet()
     fully_shard(net, mesh=init_device_mesh("cpu", (WORLD,)))
     try:
-        DessiLBI([net.conv1.weight, net.conv2.weight], penalty="group_lasso", coupled=True)
+        DessiLBI([net.conv1.weight, net.conv2.weight], penalty="group_lasso", tied=True)
     except ValueError as error:
         return str(error)
     return "no error"
@@ -247,8 +247,8 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     """Every case in one pair of processes; a spawn costs seconds."""
     cases: dict[str, Any] = {
         "ddp": _ddp,
-        "coupled": _coupled,
-        "coupled-shards": _coupled_shards_are_refused,
+        "tied": _tied,
+        "tied-shards": _tied_shards_are_refused,
         "partial": _partial_is_refused,
         "partial-gradient": _partial_gradient,
         "looking": _looking_before_the_first_step,
@@ -279,20 +279,20 @@ def test_ddp(ranks: dict[str, list[Any]]) -> None:
     _assert_equal_one_process(ranks["ddp"], _one_process({"momentum": 0.9}))
 
 
-def test_ddp_with_coupled_filters(ranks: dict[str, list[Any]]) -> None:
-    first, second = results_of(ranks["coupled"])
+def test_ddp_with_tied_filters(ranks: dict[str, list[Any]]) -> None:
+    first, second = results_of(ranks["tied"])
     for key in first:
         assert torch.equal(first[key], second[key]), key
-    expected = _coupled(None)
+    expected = _tied(None)
     assert 0 < expected["density"] < 1
     one, two = (expected[f"conv{i}.weight.support"].flatten(1).any(1) for i in (1, 2))
     assert torch.equal(one, two)
-    _assert_equal_one_process(ranks["coupled"], expected)
+    _assert_equal_one_process(ranks["tied"], expected)
 
 
-def test_coupled_shards_are_refused(ranks: dict[str, list[Any]]) -> None:
-    for message in results_of(ranks["coupled-shards"]):
-        assert "coupled=True does not support DTensors" in message
+def test_tied_shards_are_refused(ranks: dict[str, list[Any]]) -> None:
+    for message in results_of(ranks["tied-shards"]):
+        assert "tied=True does not support DTensors" in message
 
 
 @pytest.mark.parametrize("name", FSDP_OPTIONS)

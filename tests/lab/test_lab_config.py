@@ -155,8 +155,8 @@ def test_options_of_what_is_off_do_not_name_the_run() -> None:
     ):
         assert on.hash != base.hash
     assert len({replace(base, prune=PruneConfig(density=d)).hash for d in (0.1, 0.2)}) == 2
-    assert "coupled" not in base.decisive["optimizer"]  # runs of before have their names
-    assert replace(base, optimizer=OptimizerConfig(coupled=True)).hash != base.hash
+    assert "tied" not in base.decisive["optimizer"]  # runs of before have their names
+    assert replace(base, optimizer=OptimizerConfig(tied=True)).hash != base.hash
 
 
 def test_options_that_there_are_no_more_are_left_out() -> None:

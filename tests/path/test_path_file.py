@@ -165,7 +165,7 @@ def test_a_path_that_begins_with_a_support_can_be_continued(tmp_path):
     assert again.step == 1
 
 
-def test_which_layers_are_coupled_is_kept(tmp_path):
+def test_which_layers_are_tied_is_kept(tmp_path):
     class Block(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -177,10 +177,10 @@ def test_which_layers_are_coupled_is_kept(tmp_path):
 
     net = torch.nn.Sequential(Block(), torch.nn.Flatten(), torch.nn.Linear(16, 2))
     x = torch.ones(1, 4, 2, 2)
-    opt = DessiLBI(split_parameters(net, coupled=True, example_input=x))
+    opt = DessiLBI(split_parameters(net, tied=True, example_input=x))
     rec = PathRecorder(net, opt)
     rec.record(0)
     rec.path.save(tmp_path / "p")
     wanted = {"0.stem.weight": "0.stem.weight", "0.write.weight": "0.stem.weight"}
     for path in (rec.path, SolutionPath.load(tmp_path / "p")):
-        assert {one.name: one.coupled for one in path.layers if one.coupled} == wanted
+        assert {one.name: one.tied for one in path.layers if one.tied} == wanted

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from report_runs import add_budgets, conv_run, coupled_run, sgd_run, subnet_run
+from report_runs import add_budgets, conv_run, sgd_run, subnet_run, tied_run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,8 +36,8 @@ def plain(runs: Path) -> RunDir:
 
 
 @pytest.fixture(scope="session")
-def coupled(runs: Path) -> RunDir:
-    return coupled_run(runs, lambd=0.56)
+def tied(runs: Path) -> RunDir:
+    return tied_run(runs, lambd=0.56)
 
 
 @pytest.fixture(scope="session")

@@ -59,11 +59,11 @@ class ResidualNet(nn.Module):
         return logits
 
 
-def coupled_run(runs: Path, **thresholds: float) -> RunDir:
+def tied_run(runs: Path, **thresholds: float) -> RunDir:
     """Filters of two layers enter together, at the norm of both."""
     config = replace(
-        CONV, name="coupled", model=ModelConfig(name="report_runs:ResidualNet"),
-        optimizer=OptimizerConfig(lr=0.1, momentum=0.9, nu=2.0, coupled=True, **thresholds),
+        CONV, name="tied", model=ModelConfig(name="report_runs:ResidualNet"),
+        optimizer=OptimizerConfig(lr=0.1, momentum=0.9, nu=2.0, tied=True, **thresholds),
         epochs=2, keep=(1,),
     )  # fmt: skip
     return train(config, Place(runs=runs))

@@ -62,7 +62,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def files(
-    run: RunDir, other: RunDir, plain: RunDir, shorter: RunDir, coupled: RunDir, retrained: RunDir,
+    run: RunDir, other: RunDir, plain: RunDir, shorter: RunDir, tied: RunDir, retrained: RunDir,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, Path]:  # fmt: skip
     folder = tmp_path_factory.mktemp("pages")
@@ -79,7 +79,7 @@ def files(
             "plain": [plain.path],
             "shorter": [watched, run.path],
             "validation": [budgets],
-            "coupled": [coupled.path],
+            "tied": [tied.path],
             "retrained": [retrained.path],
         }.items():
             written[name] = write_report(chosen, folder / f"{name}.html")
@@ -303,12 +303,12 @@ def test_budgets_name_the_images_of_the_frontier(browser: Any, files: dict[str, 
         assert "support, by epoch (test images)" in legend
 
 
-def test_coupled_filters_have_the_recorded_gamma_and_the_joint_norm(
-    browser: Any, files: dict[str, Path], coupled: RunDir
+def test_tied_filters_have_the_recorded_gamma_and_the_joint_norm(
+    browser: Any, files: dict[str, Path], tied: RunDir
 ) -> None:
-    units = read_run(coupled.path).units
+    units = read_run(tied.path).units
     assert units is not None
-    with opened(browser, files["coupled"]) as page:
+    with opened(browser, files["tied"]) as page:
         found = "window.dessilbiReport.report.runs[0].path"
         Gamma = np.reshape(page.evaluate(f"[...{found}.Gamma]"), units.Gamma.shape)
         np.testing.assert_allclose(Gamma, units.Gamma, atol=1e-4)

@@ -130,11 +130,11 @@ def test_a_compact_network_has_its_own_accuracy(run: RunDir, copy: RunDir) -> No
     assert compact.accuracy is None, "a file from before does not say"
 
 
-# ---------------------------------------------------------------------- coupled filters
+# ---------------------------------------------------------------------- tied filters
 
 
-def test_coupled_filters_are_compared_by_their_joint_norm(coupled: RunDir) -> None:
-    data = read_run(coupled.path)
+def test_tied_filters_are_compared_by_their_joint_norm(tied: RunDir) -> None:
+    data = read_run(tied.path)
     path, units = data.path, data.units
     assert path is not None
     assert units is not None
@@ -154,11 +154,11 @@ def test_coupled_filters_are_compared_by_their_joint_norm(coupled: RunDir) -> No
     assert not np.array_equal(alone, units.inside[:, stem] > 0), "the case is a case"
 
 
-def test_gamma_of_coupled_filters_is_the_recorded_one(coupled: RunDir) -> None:
-    data = read_run(coupled.path)
+def test_gamma_of_tied_filters_is_the_recorded_one(tied: RunDir) -> None:
+    data = read_run(tied.path)
     assert data.path is not None
     for name, epoch in (("checkpoint-1", 1), (LAST, 2)):
-        checkpoint = coupled.load(name)
+        checkpoint = tied.load(name)
         assert checkpoint is not None
         for layer in data.path.layers:
             V = twins_of(checkpoint, data.path)[layer.name]

@@ -3,7 +3,7 @@
 from dessilbi.graph.compare import Difference, difference
 from dessilbi.graph.errors import CompactError
 from dessilbi.graph.plan import Plan
-from dessilbi.graph.ties import Coupled, Member, coupled_channels
+from dessilbi.graph.ties import Member, Tied, tied_channels
 
 from ._compact import Compact, compact
 from .latency import Timing, side_by_side
@@ -16,7 +16,6 @@ from .sparse import SparseLinear, SparseReport, sparsify
 __all__ = [
     "Compact",
     "CompactError",
-    "Coupled",
     "Difference",
     "Latency",
     "Member",
@@ -25,9 +24,9 @@ __all__ = [
     "Size",
     "SparseLinear",
     "SparseReport",
+    "Tied",
     "Timing",
     "compact",
-    "coupled_channels",
     "cut_optimizer",
     "difference",
     "export_onnx",
@@ -36,4 +35,5 @@ __all__ = [
     "save_compact",
     "side_by_side",
     "sparsify",
+    "tied_channels",
 ]

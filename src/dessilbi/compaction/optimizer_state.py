@@ -27,7 +27,7 @@ def cut_optimizer(plan: Plan, small: nn.Module, model: nn.Module, optimizer: _O)
     State shaped as a parameter (V, momentum) is cut to the kept rows and columns, thresholds by
     group to the kept groups; counters are copied. Parameters that exist only in the smaller network
     (a bias that holds constants) begin without state, in the group of their layer's weight, and
-    without a penalty if the group has one. Coupled filters stay coupled, unless different ones are
+    without a penalty if the group has one. Tied filters stay tied, unless different ones are
     left in different layers.
 
     Args:
@@ -54,8 +54,8 @@ def cut_optimizer(plan: Plan, small: nn.Module, model: nn.Module, optimizer: _O)
         chosen = list(stay)
         moved |= stay
         options = {k: v for k, v in group.items() if k not in ("params", "param_names")}
-        if options.get("coupled") and len({_rows(plan, name, left[name]) for name in chosen}) > 1:
-            options["coupled"] = False  # slices of equal number are no longer the same channel
+        if options.get("tied") and len({_rows(plan, name, left[name]) for name in chosen}) > 1:
+            options["tied"] = False  # slices of equal number are no longer the same channel
         if chosen:
             groups.append(_group(options, chosen, left, "param_names" in group))
         fresh = [
@@ -65,7 +65,7 @@ def cut_optimizer(plan: Plan, small: nn.Module, model: nn.Module, optimizer: _O)
         ]
         if fresh:
             plain = options | ({"penalty": None} if "penalty" in options else {})
-            plain |= {"coupled": False} if "coupled" in options else {}
+            plain |= {"tied": False} if "tied" in options else {}
             groups.append(_group(plain, fresh, left, "param_names" in group))
     if not groups:
         raise CompactError("none of the optimizer's parameters is left in the compact model")

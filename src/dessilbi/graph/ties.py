@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Member:
-    """Slices of one parameter, some for each channel of a coupled set."""
+    """Slices of one parameter, some for each channel of a tied set."""
 
     parameter: str
     """As ``model.named_parameters()`` calls it."""
@@ -33,7 +33,7 @@ class Member:
 
 
 @dataclass(frozen=True, eq=False)
-class Coupled:
+class Tied:
     """Channels that are written, scaled and read by the same parameters."""
 
     channels: int
@@ -43,7 +43,7 @@ class Coupled:
     channel by channel, hold theirs."""
 
 
-def coupled_channels(model: nn.Module, example_input: Any) -> list[Coupled]:
+def tied_channels(model: nn.Module, example_input: Any) -> list[Tied]:
     """The sets of channels of a network, each with all parameter slices that go with a channel.
 
     A filter of a convolution, its bias and BatchNorm parameters, and the weights of the next layers
@@ -56,7 +56,7 @@ def coupled_channels(model: nn.Module, example_input: Any) -> list[Coupled]:
 
     Example:
         >>> net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 2, 3))
-        >>> pixels, hidden, outputs = coupled_channels(net, torch.zeros(1, 1, 8, 8))
+        >>> pixels, hidden, outputs = tied_channels(net, torch.zeros(1, 1, 8, 8))
         >>> [(m.parameter, m.dim) for m in hidden.members]
         [('0.weight', 0), ('0.bias', 0), ('1.weight', 0), ('1.bias', 0), ('2.weight', 1)]
     """
@@ -93,7 +93,7 @@ def coupled_channels(model: nn.Module, example_input: Any) -> list[Coupled]:
     return _alike(slices, held)
 
 
-def _alike(slices: dict[int, dict[tuple[str, int], list[int]]], held: set[int]) -> list[Coupled]:
+def _alike(slices: dict[int, dict[tuple[str, int], list[int]]], held: set[int]) -> list[Tied]:
     """Channels with the same parameters as one set, in the order of the network."""
     sets: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for root in sorted(slices):
@@ -101,7 +101,7 @@ def _alike(slices: dict[int, dict[tuple[str, int], list[int]]], held: set[int]) 
         key = (root in held, *((*where, len(index)) for where, index in places.items()))
         sets[key].append(root)
     return [
-        Coupled(
+        Tied(
             len(roots),
             tuple(
                 Member(parameter, dim, torch.tensor([slices[r][parameter, dim] for r in roots]))

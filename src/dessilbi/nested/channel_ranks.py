@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from dessilbi.graph.ties import Coupled
+    from dessilbi.graph.ties import Tied
     from dessilbi.path import Layer
 
     from .slicing import Narrow
@@ -54,7 +54,7 @@ class ChannelRanks:
         """The sets that are cut, as layers to be ranked: a channel is a group of all the weights
         that write it."""
 
-    def _written_by(self, one: Coupled) -> Writers:
+    def _written_by(self, one: Tied) -> Writers:
         """Who writes these channels; none if a layer without a twin does, and so keeps them."""
         writing = [m for m in one.members if m.dim == 0 and self._is_filters(m.parameter)]
         if any(m.parameter not in self._numbers for m in writing):

@@ -21,7 +21,7 @@ from dessilbi.graph.compare import difference, random_like
 from dessilbi.graph.errors import CompactError
 from dessilbi.graph.layout import NARROW, channels_first
 from dessilbi.graph.macs import count_macs_per_weight
-from dessilbi.graph.ties import coupled_channels
+from dessilbi.graph.ties import tied_channels
 from dessilbi.graph.tracing import as_arguments
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from dessilbi.graph.ties import Coupled
+    from dessilbi.graph.ties import Tied
 
 _FEW = 8
 """A network with a layer of fewer filters is faster channels first."""
@@ -75,9 +75,9 @@ class Narrow:
         grouped = {
             f"{name}.weight" for name, m in model.named_modules() if getattr(m, "groups", 1) != 1
         }
-        self.sets: list[Coupled] = [
+        self.sets: list[Tied] = [
             one
-            for one in coupled_channels(known, example_input)
+            for one in tied_channels(known, example_input)
             # The number of groups is part of a layer, not of its weights.
             if one.free and not any(m.parameter in grouped for m in one.members)
         ]

@@ -17,7 +17,7 @@ import torch
 
 from ._native import library
 from ._step import single_tensor
-from .prox import CoupledGroupLasso, GroupLasso
+from .prox import GroupLasso, TiedGroupLasso
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -104,7 +104,7 @@ def _row(item: Item, made: list[Tensor]) -> tuple[float, ...] | None:
         kind = _LASSO
         if isinstance(penalty, GroupLasso):
             kind, dim = _GROUP_LASSO, penalty.dim
-        if isinstance(penalty, CoupledGroupLasso):
+        if isinstance(penalty, TiedGroupLasso):
             made.append(penalty.joint.to(dtype).contiguous())
             norms = made[-1].data_ptr()
         if isinstance(penalty.lambd, torch.Tensor):

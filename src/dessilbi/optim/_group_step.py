@@ -9,7 +9,7 @@ import torch
 
 from . import _dtensor
 from ._step import Item, Options, Twin, multi_tensor, single_tensor
-from .prox import GroupLasso, Penalty, couple, make_penalty, resolve_penalty, size_scale
+from .prox import GroupLasso, Penalty, make_penalty, resolve_penalty, size_scale, tie
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,12 +36,12 @@ def step_group(
         vs: V where there is a twin,
         buffers: momentum buffers where there is momentum,
         scales: thresholds' factors where they are kept.
-        resting: V of coupled parameters that are not stepped but count in the norms.
+        resting: V of tied parameters that are not stepped but count in the norms.
         moves: where the loss may move a parameter, if not everywhere.
     """
     twins = [_twin(p, v, scale, group) for p, v, scale in zip(params, vs, scales, strict=True)]
-    if group["coupled"]:
-        twins = _coupled(cast("list[Twin]", twins), resting, group["group_dim"])
+    if group["tied"]:
+        twins = _tied(cast("list[Twin]", twins), resting, group["group_dim"])
     items = [
         Item(p, grad, twin, buffer, moves.get(p) if moves else None)
         for p, grad, twin, buffer in zip(params, grads, twins, buffers, strict=True)
@@ -66,13 +66,13 @@ def _twin(p: Tensor, v: Tensor | None, scale: Tensor | None, group: dict[str, An
     return None if v is None or penalty is None else Twin(v, penalty)
 
 
-def _coupled(twins: list[Twin], resting: list[Tensor], dim: int) -> list[Twin | None]:
-    """The twins of a coupled group, their norms taken before any of them is stepped."""
+def _tied(twins: list[Twin], resting: list[Tensor], dim: int) -> list[Twin | None]:
+    """The twins of a tied group, their norms taken before any of them is stepped."""
     if not twins:
         return []
     alone = [cast("GroupLasso", twin.penalty) for twin in twins]
     duals = [twin.V for twin in twins]
-    return list(map(Twin, duals, couple(alone, duals, resting, dim)))
+    return list(map(Twin, duals, tie(alone, duals, resting, dim)))
 
 
 def penalty_of(p: Tensor, group: dict[str, Any], scale: Tensor | None) -> Penalty | None:
@@ -82,7 +82,7 @@ def penalty_of(p: Tensor, group: dict[str, Any], scale: Tensor | None) -> Penalt
         return None
     factor: float | Tensor | None = None
     if group["lambd_scale"] == "size":
-        together = group["params"] if group["coupled"] else [p]
+        together = group["params"] if group["tied"] else [p]
         factor = math.hypot(*(size_scale(kind, q.shape, group["group_dim"]) for q in together))
     elif group["lambd_scale"] == "init":
         factor = scale

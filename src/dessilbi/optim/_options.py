@@ -35,7 +35,7 @@ DEFAULTS: dict[str, Any] = {
     "foreach": None,
     "fused": None,
     "lambd_scale": None,
-    "coupled": False,
+    "tied": False,
 }
 
 
@@ -75,8 +75,8 @@ def check_options(options: Mapping[str, Any], where: str = "") -> None:
         refuse("None, 'size' or 'init'", "lambd_scale")
     if isinstance(options["group_dim"], bool) or not isinstance(options["group_dim"], Integral):
         refuse("an integer", "group_dim")
-    if not isinstance(options["coupled"], bool):
-        refuse("True or False", "coupled")
+    if not isinstance(options["tied"], bool):
+        refuse("True or False", "tied")
     if options["foreach"] and options["fused"]:
         raise ValueError(f"foreach and fused cannot both be True{where}; choose one")
 
@@ -98,6 +98,8 @@ def check_params(group: dict[str, Any], index: int) -> None:
 def check_group(group: Mapping[str, Any], index: int) -> None:
     """Raise ValueError for a parameter group that cannot be optimized as it is."""
     where = f" (parameter group {index})"
+    if "coupled" in group:
+        raise ValueError(f"option 'coupled' is now called 'tied'{where}")
     for key in group:
         # Schedulers leave keys of their own in the groups: initial_lr, max_momentum.
         theirs = any(key.endswith(f"_{option}") for option in DEFAULTS)
@@ -126,25 +128,25 @@ def check_group(group: Mapping[str, Any], index: int) -> None:
                 f"group_dim must be in [{-p.ndim}, {p.ndim - 1}] for parameter {name} of shape "
                 f"{tuple(p.shape)}, got {dim}{where}"
             )
-    if group["coupled"]:
-        _check_coupled(group, where)
+    if group["tied"]:
+        _check_tied(group, where)
 
 
-def _check_coupled(group: Mapping[str, Any], where: str) -> None:
+def _check_tied(group: Mapping[str, Any], where: str) -> None:
     """Raise ValueError unless the tensors of a group can share its groups of the group Lasso."""
     params, dim = group["params"], group["group_dim"]
     names = group.get("param_names", range(len(params)))
     for name, p in zip(names, params, strict=True):
         if resolve_penalty(group["penalty"], p.ndim) != "group_lasso":
             raise ValueError(
-                f"coupled=True needs penalty 'group_lasso' for every tensor, got "
+                f"tied=True needs penalty 'group_lasso' for every tensor, got "
                 f"{group['penalty']!r} for parameter {name!r} of shape {tuple(p.shape)}{where}; "
                 "set penalty='group_lasso', or move the parameter to a group of its own"
             )
         if is_dtensor(p):
             raise ValueError(
-                f"coupled=True does not support DTensors, parameter {name!r} is one{where}; use "
-                "DistributedDataParallel, or coupled=False"
+                f"tied=True does not support DTensors, parameter {name!r} is one{where}; use "
+                "DistributedDataParallel, or tied=False"
             )
         for what, mine, first in (
             (f"slices along group_dim {dim}", p.shape[dim], params[0].shape[dim]),
@@ -153,7 +155,7 @@ def _check_coupled(group: Mapping[str, Any], where: str) -> None:
         ):
             if mine != first:
                 raise ValueError(
-                    f"coupled=True needs the same {what} for all tensors, got {first} for "
+                    f"tied=True needs the same {what} for all tensors, got {first} for "
                     f"parameter {names[0]!r} and {mine} for {name!r}{where}; give them groups of "
                     "their own"
                 )

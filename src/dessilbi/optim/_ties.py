@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dessilbi.graph.ties import coupled_channels
+from dessilbi.graph.ties import tied_channels
 
 if TYPE_CHECKING:
     from torch import nn
@@ -20,7 +20,7 @@ def tied_filters(model: nn.Module, example_input: Any) -> list[list[str]]:
     """
     weights = {name: p for name, p in model.named_parameters() if p.ndim > 1}
     found = []
-    for one in coupled_channels(model, example_input):
+    for one in tied_channels(model, example_input):
         writers = [m for m in one.members if m.dim == 0 and m.parameter in weights]
         if (
             one.free

@@ -29,7 +29,7 @@ def split_parameters(
     exclude: Iterable[str] = (),
     size_scaled: bool = False,
     init_scaled: float | None = None,
-    coupled: bool = False,
+    tied: bool = False,
     example_input: Any = None,
 ) -> list[dict[str, Any]]:
     """Parameter groups of a model for :class:`DessiLBI`, named and with a penalty each.
@@ -52,12 +52,12 @@ def split_parameters(
         init_scaled: thresholds ``init_scaled * ||W_0,g||``, relative to each group's initial norm
             (by element: to the tensor's root mean square). With one threshold for all, the order
             of entry of a BatchNorm net repeats the order of its initial norms.
-        coupled: filters that can only be removed together are one group of Gamma, and so enter and
+        tied: filters that can only be removed together are one group of Gamma, and so enter and
             leave together: those of all layers that write to a residual stream, a depthwise filter
             and the one before it. Rows of linear layers too where a pattern groups them
             (``"group_lasso"``). Their norm is the joint one, ``lambd`` its threshold.
         example_input: a batch to follow through the network, or a tuple of arguments whose first is
-            one; needed for ``coupled``, its values do not matter.
+            one; needed for ``tied``, its values do not matter.
 
     Returns:
         Groups with ``params`` as ``(name, parameter)`` pairs, a ``name``, and their options.
@@ -71,10 +71,10 @@ def split_parameters(
         raise ValueError("size_scaled and init_scaled cannot both be given; choose one")
     if init_scaled is not None and not init_scaled >= 0:
         raise ValueError(f"init_scaled must be >= 0, got {init_scaled!r}")
-    if coupled != (example_input is not None):
+    if tied != (example_input is not None):
         raise ValueError(
-            "coupled=True needs example_input, a batch that is followed through the network, for "
-            f"example torch.zeros(1, 3, 32, 32); got coupled={coupled!r} and example_input="
+            "tied=True needs example_input, a batch that is followed through the network, for "
+            f"example torch.zeros(1, 3, 32, 32); got tied={tied!r} and example_input="
             f"{'None' if example_input is None else type(example_input).__name__}"
         )
     scaling: dict[str, Any] = {}
@@ -114,14 +114,14 @@ def split_parameters(
             own = scaling | own
         else:
             own.pop("group_dim", None)
-            own.pop("coupled", None)
+            own.pop("tied", None)
         chosen[name] = _Choice(own, _label(own["penalty"], first), filters)
     for rule in rules:
-        rule.check_used([name for tied in aliases.values() for name in tied], rules)
+        rule.check_used([name for names in aliases.values() for name in names], rules)
 
-    if coupled:
+    if tied:
         for names in tied_filters(model, example_input):
-            _couple({name: chosen[name] for name in names})
+            _tie({name: chosen[name] for name in names})
     groups: dict[tuple[Any, ...], dict[str, Any]] = {}
     for name, p in named:
         choice = chosen[name]
@@ -148,24 +148,24 @@ def _are_filters(options: Mapping[str, Any]) -> bool:
     return bool(options["penalty"] == "group_lasso" and options["group_dim"] == 0)
 
 
-def _couple(tied: dict[str, _Choice]) -> None:
+def _tie(together: dict[str, _Choice]) -> None:
     """Make one group of weights whose filters are the same channels, if they are grouped so."""
-    tied = {name: c for name, c in tied.items() if c.filters or _are_filters(c.options)}
-    if len(tied) < 2:
+    together = {name: c for name, c in together.items() if c.filters or _are_filters(c.options)}
+    if len(together) < 2:
         return
-    first, *others = tied
+    first, *others = together
     for name in others:
-        if tied[name].key[1:] != tied[first].key[1:]:
+        if together[name].key[1:] != together[first].key[1:]:
             raise ValueError(
-                f"coupled=True makes the filters of {first!r} and {name!r} one group, but their "
-                f"options differ: {tied[first].options} and {tied[name].options}; let one pattern, "
-                "or exclude, take both"
+                f"tied=True makes the filters of {first!r} and {name!r} one group, but their "
+                f"options differ: {together[first].options} and {together[name].options}; let one "
+                "pattern, or exclude, take both"
             )
-    # Whoever sets coupled by a pattern has decided.
-    if _are_filters(tied[first].options) and "coupled" not in tied[first].options:
-        label = f"{tied[first].label} coupled to {first}"
-        for choice in tied.values():
-            choice.options["coupled"] = True
+    # Whoever sets tied by a pattern has decided.
+    if _are_filters(together[first].options) and "tied" not in together[first].options:
+        label = f"{together[first].label} tied to {first}"
+        for choice in together.values():
+            choice.options["tied"] = True
             choice.label = label
 
 

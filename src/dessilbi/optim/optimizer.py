@@ -13,16 +13,16 @@ from . import _dtensor
 from ._group_step import penalty_of, step_group
 from ._options import DEFAULTS, at_least_zero, check_group, check_options, check_params
 from .prox import (
-    CoupledGroupLasso,
     GroupLasso,
     LambdScale,
     Penalty,
+    TiedGroupLasso,
     along,
-    couple,
     init_scale,
     joint_init_scale,
     resolve_penalty,
     scale_shape,
+    tie,
 )
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class DessiLBI(Optimizer):
             compiler, two seconds on first use), torch.compile elsewhere.
         lambd_scale: ``None``; ``"size"``, thresholds times sqrt(group size); ``"init"``, times the
             norm of the group at the first step. :func:`split_parameters` sets it.
-        coupled: slice i along ``group_dim`` of all tensors of a parameter group is one group of
+        tied: slice i along ``group_dim`` of all tensors of a parameter group is one group of
             Gamma: its norm is taken over all of them, and they enter and leave together. For
             filters that can only be removed together; :func:`split_parameters` finds them.
 
@@ -116,7 +116,7 @@ class DessiLBI(Optimizer):
         foreach: bool | None = None,
         fused: bool | None = None,
         lambd_scale: LambdScale | None = None,
-        coupled: bool = False,
+        tied: bool = False,
     ) -> None:
         options = locals()
         defaults = {name: options[name] for name in DEFAULTS}
@@ -151,8 +151,8 @@ class DessiLBI(Optimizer):
     def penalty(self, p: Tensor) -> Penalty:
         """The penalty on p's twin, threshold included."""
         group = self._group_of(p)
-        if group["coupled"]:
-            return self._coupled_penalties(group)[p]
+        if group["tied"]:
+            return self._tied_penalties(group)[p]
         penalty = penalty_of(p, group, self._scale(p, group))
         if penalty is None:
             raise ValueError(
@@ -165,8 +165,8 @@ class DessiLBI(Optimizer):
         """The penalty of each parameter that has a twin; joint norms are taken once for all."""
         found: dict[Tensor, Penalty] = {}
         for group in self.param_groups:
-            if group["coupled"]:
-                found |= self._coupled_penalties(group)
+            if group["tied"]:
+                found |= self._tied_penalties(group)
                 continue
             for p in group["params"]:
                 if resolve_penalty(group["penalty"], p.ndim) is not None:
@@ -174,10 +174,10 @@ class DessiLBI(Optimizer):
         return found
 
     @torch.no_grad()
-    def _coupled_penalties(self, group: dict[str, Any]) -> dict[Tensor, CoupledGroupLasso]:
+    def _tied_penalties(self, group: dict[str, Any]) -> dict[Tensor, TiedGroupLasso]:
         params: list[Tensor] = group["params"]
         alone = [cast("GroupLasso", penalty_of(p, group, self._scale(p, group))) for p in params]
-        joint = couple(alone, [self._v(p) for p in params], [], group["group_dim"])
+        joint = tie(alone, [self._v(p) for p in params], [], group["group_dim"])
         return dict(zip(params, joint, strict=True))
 
     def _scale(self, p: Tensor, group: dict[str, Any]) -> Tensor | None:
@@ -286,7 +286,7 @@ class DessiLBI(Optimizer):
         for p in group["params"]:
             self._check_fit(p, group)
             if p.grad is None:
-                if group["coupled"] and "v" in self.state.get(p, {}):
+                if group["tied"] and "v" in self.state.get(p, {}):
                     resting.append(self.state[p]["v"])  # not stepped, but a part of the norms
                 continue
             if p.grad.is_sparse:
@@ -358,7 +358,7 @@ class DessiLBI(Optimizer):
 
     @torch.no_grad()
     def _new_scale(self, p: Tensor, group: dict[str, Any]) -> Tensor:
-        if group["coupled"]:
+        if group["tied"]:
             # Others may have begun before p had its first gradient: one threshold for all.
             begun = (self.state[q].get("lambd_scale") for q in group["params"] if q in self.state)
             known = next((scale.flatten() for scale in begun if scale is not None), None)
@@ -422,6 +422,8 @@ class DessiLBI(Optimizer):
         super().__setstate__(state)
         # Checkpoints from before an option existed behave as if it had its default.
         for group in self.param_groups:
+            if "coupled" in group:  # as version 0.1 called it
+                group["tied"] = group.pop("coupled")
             for name, default in DEFAULTS.items():
                 group.setdefault(name, default)
 

@@ -90,7 +90,7 @@ class GroupLasso:
 
 
 @dataclass(frozen=True)
-class CoupledGroupLasso(GroupLasso):
+class TiedGroupLasso(GroupLasso):
     """The group Lasso on one of several tensors whose slices of equal number are one group.
 
     ``||V_g||`` runs over all of them and is not a function of one: it is taken of their V at one
@@ -138,9 +138,9 @@ def make_penalty(
     return Lasso(threshold) if kind == "lasso" else GroupLasso(threshold, group_dim % len(shape))
 
 
-def couple(
+def tie(
     penalties: Sequence[GroupLasso], duals: Sequence[Tensor], others: Sequence[Tensor], dim: int
-) -> list[CoupledGroupLasso]:
+) -> list[TiedGroupLasso]:
     """The penalties of tensors whose slices of equal number are one group, at their V of now.
 
     Args:
@@ -152,7 +152,7 @@ def couple(
     owns = [group_norms(V, dim).flatten() for V in duals]
     joint = joint_norms([*owns, *(group_norms(V, dim).flatten() for V in others)])
     return [
-        CoupledGroupLasso(penalty.lambd, penalty.dim, joint=joint, own=own)
+        TiedGroupLasso(penalty.lambd, penalty.dim, joint=joint, own=own)
         for penalty, own in zip(penalties, owns, strict=True)
     ]
 
@@ -199,7 +199,7 @@ def scale_shape(kind: PenaltyKind, shape: torch.Size, group_dim: int) -> tuple[i
 
 
 def joint_init_scale(W0: Sequence[Tensor], group_dim: int) -> Tensor:
-    """The same for coupled tensors: the joint initial norms, one number a group."""
+    """The same for tied tensors: the joint initial norms, one number a group."""
     return _never_zero(joint_norms([group_norms(W.detach(), group_dim).flatten() for W in W0]))
 
 

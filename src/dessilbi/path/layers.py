@@ -36,7 +36,7 @@ class Layer:
     groups: int
     offset: int
     """Number of the layer's first group among the groups of all layers."""
-    coupled: str | None = field(default=None, compare=False)
+    tied: str | None = field(default=None, compare=False)
     """The first of the layers whose groups of equal number enter together with these, at their
     joint norm; ``None`` if each layer's enter alone."""
 
@@ -82,12 +82,15 @@ class Layer:
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
-        return asdict(self)
+        values = asdict(self)
+        return {**values, "coupled": values.pop("tied")}  # as version 1 of the file calls it
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Layer:
         """The inverse of :meth:`to_json`."""
-        return cls(**values | {"shape": tuple(values["shape"])})
+        values = {**values, "shape": tuple(values["shape"]), "tied": values.get("coupled")}
+        values.pop("coupled", None)
+        return cls(**values)
 
 
 def make_layers(

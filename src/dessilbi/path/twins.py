@@ -52,10 +52,10 @@ def layers_of(opt: DessiLBI, params: dict[str, Tensor]) -> tuple[Layer, ...]:
     together = {
         p: names[group["params"][0]]
         for group in opt.param_groups
-        if group["coupled"] and len(group["params"]) > 1
+        if group["tied"] and len(group["params"]) > 1
         for p in group["params"]
     }
-    return tuple(replace(one, coupled=together.get(params[one.name])) for one in layers)
+    return tuple(replace(one, tied=together.get(params[one.name])) for one in layers)
 
 
 def layers_of_groups(groups: Sequence[Mapping[str, Any]]) -> tuple[Layer, ...]:

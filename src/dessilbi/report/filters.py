@@ -24,7 +24,7 @@ class Units:
     Gamma: NDArray[np.float32]
     V: NDArray[np.float32]
     joint: NDArray[np.float32]
-    """What the threshold is for: the norm of V, of coupled layers over all of them."""
+    """What the threshold is for: the norm of V, of tied layers over all of them."""
     inside: NDArray[np.uint8]
     """Share of a row's weights in the support, 0 to 255; 0 is none, 255 is all."""
     entry: NDArray[np.int32]
@@ -34,7 +34,7 @@ class Units:
     threshold: NDArray[np.float32]
     """lambd of a group; NaN for Lasso layers, or if it is not known."""
     partners: dict[str, tuple[str, ...]]
-    """By coupled layer, the others that its filters enter with."""
+    """By tied layer, the others that its filters enter with."""
     starts: tuple[int, ...]
     """First row of each layer."""
 
@@ -78,7 +78,7 @@ def units_of(path: SolutionPath) -> Units:
 
 
 def _joined(units: Units, layers: tuple[Layer, ...]) -> Units:
-    """With the norms of coupled layers put together."""
+    """With the norms of tied layers put together."""
     joint = units.joint.copy()
     for name, others in units.partners.items():
         parts = [units.V[:, units.rows(layers, one)] for one in (name, *others)]
@@ -89,8 +89,8 @@ def _joined(units: Units, layers: tuple[Layer, ...]) -> Units:
 def _partners(layers: tuple[Layer, ...]) -> dict[str, tuple[str, ...]]:
     sets: dict[str, list[str]] = {}
     for layer in layers:
-        if layer.coupled is not None:
-            sets.setdefault(layer.coupled, []).append(layer.name)
+        if layer.tied is not None:
+            sets.setdefault(layer.tied, []).append(layer.name)
     return {
         name: tuple(one for one in names if one != name)
         for names in sets.values()

@@ -125,7 +125,7 @@ def _late(entry: NDArray[np.int32]) -> NDArray[np.int64]:
 
 
 def next_to_enter(run: RunData, layer: str | None = None) -> Figure | None:
-    """||V_g|| over lambd at the last epoch, filter by filter; of coupled ones the joint norm."""
+    """||V_g|| over lambd at the last epoch, filter by filter; of tied ones the joint norm."""
     path, units, name = _of(run, layer)
     rows = units.rows(path.layers, name)
     ratio = units.joint[-1, rows] / units.threshold[rows]
@@ -144,8 +144,8 @@ def next_to_enter(run: RunData, layer: str | None = None) -> Figure | None:
         axes.set_xticks([])
     axes.grid(visible=False, axis="x")
     axes.set_xlabel(f"{unit_word(path.layer(name))}s of {short(name)}, nearest first")
-    coupled = name in units.partners
-    axes.set_ylabel("joint ||V|| / lambd" if coupled else "||V|| / lambd")
+    tied = name in units.partners
+    axes.set_ylabel("joint ||V|| / lambd" if tied else "||V|| / lambd")
     axes.set_title(f"Who is next, after epoch {path.epochs[-1]}")
     return figure
 

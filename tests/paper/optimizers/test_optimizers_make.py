@@ -134,14 +134,14 @@ class Summed(nn.Module):
 
 
 def test_dessilbi_couples_filters_that_must_leave_together():
-    groups = make_optimizer(Summed(), OptimizerConfig(coupled=True), (1, 8, 8)).param_groups
-    assert [g["param_names"] for g in groups if g["coupled"]] == [["a.weight", "b.weight"]]
+    groups = make_optimizer(Summed(), OptimizerConfig(tied=True), (1, 8, 8)).param_groups
+    assert [g["param_names"] for g in groups if g["tied"]] == [["a.weight", "b.weight"]]
     plain = make_optimizer(Summed(), OptimizerConfig(), (1, 8, 8)).param_groups
-    assert not any(g["coupled"] for g in plain)
+    assert not any(g["tied"] for g in plain)
     with pytest.raises(ConfigError, match="needs the shape of the images"):
-        make_optimizer(Summed(), OptimizerConfig(coupled=True))
-    with pytest.raises(ConfigError, match="sgd does not know coupled"):
-        make_optimizer(Summed(), OptimizerConfig(name="sgd", coupled=True), (1, 8, 8))
+        make_optimizer(Summed(), OptimizerConfig(tied=True))
+    with pytest.raises(ConfigError, match="sgd does not know tied"):
+        make_optimizer(Summed(), OptimizerConfig(name="sgd", tied=True), (1, 8, 8))
 
 
 # ---------------------------------------------------------------------- refusals

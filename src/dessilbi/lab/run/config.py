@@ -89,7 +89,7 @@ class OptimizerConfig:
     """Threshold of the last linear layer; by default that of the others."""
     size_scaled: bool = False
     init_scaled: float | None = None
-    coupled: bool = False
+    tied: bool = False
     """Filters that must leave together enter together: those that write to one residual stream."""
 
 
@@ -290,8 +290,8 @@ class Config:
         if self.nested.on:
             for unused in BY_WEIGHT if self.nested.widths else BY_WIDTH:
                 del values["nested"][unused]
-        if not self.optimizer.coupled:
-            del values["optimizer"]["coupled"]
+        if not self.optimizer.tied:
+            del values["optimizer"]["tied"]
         if self.data.test_images is None:
             del values["data"]["test_images"]
         return {name: _alike(value) for name, value in values.items()}

@@ -38,7 +38,7 @@ def make_optimizer(
     Args:
         model: the network, already on its device and in its dtype.
         config: which optimizer, and its numbers.
-        shape: of one image; needed for ``config.coupled``.
+        shape: of one image; needed for ``config.tied``.
 
     Raises:
         ConfigError: If the name is unknown, an option is set that this optimizer does not know, or
@@ -63,7 +63,7 @@ def twin_groups(
     Args:
         model: the network.
         config: says it.
-        shape: of one image; needed for ``config.coupled``.
+        shape: of one image; needed for ``config.tied``.
     """
     classifier = _last_linear(model)
     exclude = list(config.exclude)
@@ -85,14 +85,14 @@ def twin_groups(
         exclude=exclude,
         size_scaled=config.size_scaled,
         init_scaled=config.init_scaled,
-        coupled=config.coupled,
-        example_input=_example(model, shape) if config.coupled else None,
+        tied=config.tied,
+        example_input=_example(model, shape) if config.tied else None,
     )
 
 
 def _example(model: nn.Module, shape: tuple[int, ...] | None) -> Tensor:
     if shape is None:
-        raise ConfigError("coupled=True needs the shape of the images; give shape=")
+        raise ConfigError("tied=True needs the shape of the images; give shape=")
     weight = next(model.parameters())
     return torch.zeros(1, *shape, dtype=weight.dtype, device=weight.device)
 

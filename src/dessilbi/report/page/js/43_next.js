@@ -1,4 +1,4 @@
-// Who is next: ||V_g|| against lambd, filter by filter; of single weights a histogram. Of coupled
+// Who is next: ||V_g|| against lambd, filter by filter; of single weights a histogram. Of tied
 // filters, which enter together, V_g is that of all of them.
 
 function ratios() {
@@ -107,13 +107,13 @@ const nextSpec = {
     const waiting = panel.bars.filter((bar) => !bar.inside && bar.ratio > 0).slice(0, 3);
     const all = nextOfAll();
     const names = waiting.map((bar) => `${bar.unit - layer().start} (${percent(bar.ratio, 0)} of λ)`);
-    const coupled = layer().partners.length ? ` They enter with those of ${partnerNames(layer())}.` : "";
+    const tied = layer().partners.length ? ` They enter with those of ${partnerNames(layer())}.` : "";
     // Under a mask, or before the first step, V is zero: nobody waits, and yet not all are in.
     const none = panel.bars.every((bar) => bar.inside) ? `All of ${layer().short} are in.` : `Nobody else of ${layer().short} is on the way.`;
     const here = names.length ? `Next in ${layer().short}: ${names.join(", ")}.` : none;
     return all && path().layerOf[all.unit] !== state.layer
-      ? `${here}${coupled} In the whole net: ${unitName(all.unit)} (${percent(all.ratio, 0)}).`
-      : here + coupled;
+      ? `${here}${tied} In the whole net: ${unitName(all.unit)} (${percent(all.ratio, 0)}).`
+      : here + tied;
   },
   csv(panel) {
     if (panel.bars) {

@@ -7,17 +7,17 @@ import torch
 from compaction_nets import NETS, Separable, lab_net
 from torch import nn
 
-from dessilbi.compaction import Coupled, coupled_channels
+from dessilbi.compaction import Tied, tied_channels
 
 
-def by_writer(model: nn.Module, *shape: int) -> dict[str, Coupled]:
+def by_writer(model: nn.Module, *shape: int) -> dict[str, Tied]:
     """Sets by the first parameter that writes them; the first is the network's input."""
-    pixels, *found = coupled_channels(model, torch.zeros(1, *shape))
+    pixels, *found = tied_channels(model, torch.zeros(1, *shape))
     assert not pixels.free
     return {next(m.parameter for m in one.members if m.dim == 0): one for one in found}
 
 
-def members(one: Coupled) -> set[tuple[str, int]]:
+def members(one: Tied) -> set[tuple[str, int]]:
     return {(m.parameter, m.dim) for m in one.members}
 
 
@@ -65,7 +65,7 @@ def test_every_slice_belongs_to_one_channel(name: str) -> None:
     make, shape = NETS[name]
     model = make()
     seen: dict[tuple[str, int], list[int]] = {}
-    for one in coupled_channels(model, torch.zeros(1, *shape)):
+    for one in tied_channels(model, torch.zeros(1, *shape)):
         for member in one.members:
             assert len(member.index) == one.channels
             seen.setdefault((member.parameter, member.dim), []).extend(

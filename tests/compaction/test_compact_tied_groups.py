@@ -22,8 +22,8 @@ X = torch.zeros(1, 3, 8, 8)
 STREAM = ["stem.weight", "convs.1.weight", "convs.3.weight"]
 
 
-def coupled_sets(groups: list[dict[str, Any]]) -> list[list[str]]:
-    return [[name for name, _ in g["params"]] for g in groups if g.get("coupled")]
+def tied_sets(groups: list[dict[str, Any]]) -> list[list[str]]:
+    return [[name for name, _ in g["params"]] for g in groups if g.get("tied")]
 
 
 # ------------------------------------------------------------------ groups
@@ -31,8 +31,8 @@ def coupled_sets(groups: list[dict[str, Any]]) -> list[list[str]]:
 
 def test_a_residual_stream_is_one_group() -> None:
     net = lab_net("resnet-20", 8, 3)
-    groups = split_parameters(net, coupled=True, example_input=X)
-    assert coupled_sets(groups) == [
+    groups = split_parameters(net, tied=True, example_input=X)
+    assert tied_sets(groups) == [
         ["conv1.weight", *(f"stage1.{i}.conv2.weight" for i in range(3))],
         ["stage2.0.conv2.weight", "stage2.0.shortcut.conv.weight"]
         + [f"stage2.{i}.conv2.weight" for i in (1, 2)],
@@ -40,27 +40,27 @@ def test_a_residual_stream_is_one_group() -> None:
         + [f"stage3.{i}.conv2.weight" for i in (1, 2)],
     ]
     names = [group["name"] for group in groups]
-    assert "filters coupled to conv1.weight" in names
+    assert "filters tied to conv1.weight" in names
     assert len(set(names)) == len(names)
     held = [name for group in groups for name, _ in group["params"]]
     assert sorted(held) == sorted(name for name, _ in net.named_parameters())
-    assert all(g["penalty"] == "group_lasso" for g in groups if g.get("coupled"))
+    assert all(g["penalty"] == "group_lasso" for g in groups if g.get("tied"))
 
 
 def test_depthwise_filters_go_with_those_before_them() -> None:
-    sets = coupled_sets(split_parameters(Separable(), coupled=True, example_input=X))
+    sets = tied_sets(split_parameters(Separable(), tied=True, example_input=X))
     assert ["blocks.0.0.weight", "blocks.0.3.weight"] in sets
     assert ["stem.0.weight", *(f"blocks.{i}.6.weight" for i in range(3))] in sets
 
 
 @pytest.mark.parametrize("name", NETS)
 def test_every_network_can_be_split(name: str) -> None:
-    """And where the channels of a sum cannot leave, or by parts only, nothing is coupled."""
+    """And where the channels of a sum cannot leave, or by parts only, nothing is tied."""
     make, shape = NETS[name]
     net = make()
-    groups = split_parameters(net, coupled=True, example_input=torch.zeros(2, *shape))
-    assert bool(coupled_sets(groups)) == (name in ("residual", "separable", "excited"))
-    if not coupled_sets(groups):
+    groups = split_parameters(net, tied=True, example_input=torch.zeros(2, *shape))
+    assert bool(tied_sets(groups)) == (name in ("residual", "separable", "excited"))
+    if not tied_sets(groups):
         plain = split_parameters(net)
         assert [(g["name"], len(g["params"])) for g in groups] == [
             (g["name"], len(g["params"])) for g in plain
@@ -79,7 +79,7 @@ def test_a_concatenation_ties_parts_of_a_layer_and_is_left_alone() -> None:
             y: Tensor = self.last(torch.cat([self.a(x), self.b(x)], 1) + self.c(x))
             return y
 
-    assert coupled_sets(split_parameters(Halves(), coupled=True, example_input=X)) == []
+    assert tied_sets(split_parameters(Halves(), tied=True, example_input=X)) == []
 
 
 class Rows(nn.Module):
@@ -97,23 +97,21 @@ class Rows(nn.Module):
 
 def test_rows_of_linear_layers_where_a_pattern_groups_them() -> None:
     x = torch.zeros(1, 6)
-    assert coupled_sets(split_parameters(Rows(), coupled=True, example_input=x)) == []
-    groups = split_parameters(
-        Rows(), {"*": {"penalty": "group_lasso"}}, coupled=True, example_input=x
-    )
-    assert coupled_sets(groups) == [["first.weight", "inner.weight"]]
+    assert tied_sets(split_parameters(Rows(), tied=True, example_input=x)) == []
+    groups = split_parameters(Rows(), {"*": {"penalty": "group_lasso"}}, tied=True, example_input=x)
+    assert tied_sets(groups) == [["first.weight", "inner.weight"]]
 
 
 def test_patterns_that_agree_are_fine() -> None:
     patterns = {"stem": {"lambd": 0.5}, "convs.1": {"lambd": 0.5}, "convs.3": {"lambd": 0.5}}
-    groups = split_parameters(Residual(), patterns, coupled=True, example_input=X)
-    assert coupled_sets(groups) == [STREAM]
+    groups = split_parameters(Residual(), patterns, tied=True, example_input=X)
+    assert tied_sets(groups) == [STREAM]
     without = split_parameters(
-        Residual(), exclude=["stem", "convs.1", "convs.3"], coupled=True, example_input=X
+        Residual(), exclude=["stem", "convs.1", "convs.3"], tied=True, example_input=X
     )
-    assert coupled_sets(without) == []
-    decided = split_parameters(Residual(), {"*": {"coupled": False}}, coupled=True, example_input=X)
-    assert coupled_sets(decided) == []
+    assert tied_sets(without) == []
+    decided = split_parameters(Residual(), {"*": {"tied": False}}, tied=True, example_input=X)
+    assert tied_sets(decided) == []
 
 
 @pytest.mark.parametrize(
@@ -121,23 +119,23 @@ def test_patterns_that_agree_are_fine() -> None:
 )
 def test_patterns_that_disagree_are_named(patterns: dict[str, Any], exclude: list[str]) -> None:
     with pytest.raises(ValueError, match=r"'stem\.weight' and 'convs\.1\.weight' one group, but"):
-        split_parameters(Residual(), patterns, exclude=exclude, coupled=True, example_input=X)
+        split_parameters(Residual(), patterns, exclude=exclude, tied=True, example_input=X)
 
 
 def test_the_example_is_needed_and_for_nothing_else() -> None:
     for split in (split_parameters, dessilbi.optim.split_parameters):
-        with pytest.raises(ValueError, match="coupled=True needs example_input"):
-            split(Residual(), coupled=True)
-    with pytest.raises(ValueError, match="got coupled=False and example_input=Tensor"):
+        with pytest.raises(ValueError, match="tied=True needs example_input"):
+            split(Residual(), tied=True)
+    with pytest.raises(ValueError, match="got tied=False and example_input=Tensor"):
         split_parameters(Residual(), example_input=X)
 
 
-def test_a_pattern_may_couple_by_hand() -> None:
+def test_a_pattern_may_tie_by_hand() -> None:
     net = Residual()
-    groups = split_parameters(net, {"convs": {"coupled": True}})
-    assert coupled_sets(groups) == [[f"convs.{i}.weight" for i in range(4)]]
-    groups = split_parameters(net, {"*": {"coupled": True}}, exclude=["head"])  # also norms
-    assert len(coupled_sets(groups)[0]) == 5
+    groups = split_parameters(net, {"convs": {"tied": True}})
+    assert tied_sets(groups) == [[f"convs.{i}.weight" for i in range(4)]]
+    groups = split_parameters(net, {"*": {"tied": True}}, exclude=["head"])  # also norms
+    assert len(tied_sets(groups)[0]) == 5
     DessiLBI(groups)
 
 
@@ -146,7 +144,7 @@ def test_a_pattern_may_couple_by_hand() -> None:
 
 def trained(net: nn.Module, *, steps: int = 60, **options: Any) -> tuple[SolutionPath, DessiLBI]:
     """A net trained for a while, and what was recorded."""
-    groups = split_parameters(net, exclude=["head"], coupled=True, example_input=X)
+    groups = split_parameters(net, exclude=["head"], tied=True, example_input=X)
     opt = DessiLBI(groups, lr=0.05, nu=5.0, lambd=0.34, momentum=0.9, **options)
     g = torch.Generator().manual_seed(1)
     x, y = torch.randn(16, 3, 8, 8, generator=g), torch.arange(16) % 5
@@ -200,13 +198,13 @@ def test_compact_removes_channels_of_the_stream() -> None:
     rows = {small.plan.layers[name.removesuffix(".weight")].rows for name in STREAM}
     assert len(rows) == 1
     moved = small.optimizer(net, opt)
-    (together,) = (g for g in moved.param_groups if g["coupled"])
+    (together,) = (g for g in moved.param_groups if g["tied"])
     assert together["param_names"] == STREAM
     small.model(torch.randn(2, 3, 8, 8)).sum().backward()
     moved.step()
 
 
-def test_a_cut_that_parts_the_filters_uncouples_them() -> None:
+def test_a_cut_that_parts_the_filters_unties_them() -> None:
     net = Residual()
     _, opt = trained(net, steps=5)
     last = torch.ones(8, 8, 3, 3).bool()
@@ -215,7 +213,7 @@ def test_a_cut_that_parts_the_filters_uncouples_them() -> None:
     small = compact(net.eval(), mask, X, streams="scatter", latency=False)
     assert len(small.model.get_parameter("convs.3.weight")) == 6
     moved = small.optimizer(net, opt)
-    assert not any(g["coupled"] for g in moved.param_groups)
+    assert not any(g["tied"] for g in moved.param_groups)
     small.model(torch.randn(2, 3, 8, 8)).sum().backward()
     moved.step()
 

@@ -1,4 +1,4 @@
-"""Coupled groups: the step is that of the tensors' slices put side by side in one matrix."""
+"""Tied groups: the step is that of the tensors' slices put side by side in one matrix."""
 
 import copy
 import io
@@ -15,7 +15,7 @@ from compilers import needs_compiler
 from dessilbi import DessiLBI
 from dessilbi.optim import GroupLasso
 from dessilbi.optim._reference import Reference
-from dessilbi.optim.prox import CoupledGroupLasso
+from dessilbi.optim.prox import TiedGroupLasso
 
 GROUPS = 5
 # Shapes with five slices along the dimension.
@@ -43,8 +43,8 @@ def members(dim: int = 0, channels_last: bool = False) -> list[nn.Parameter]:
     return [nn.Parameter(W) for W in made]
 
 
-def coupled(params: list[nn.Parameter], **options: Any) -> DessiLBI:
-    return DessiLBI(params, penalty="group_lasso", coupled=True, **options)
+def tied(params: list[nn.Parameter], **options: Any) -> DessiLBI:
+    return DessiLBI(params, penalty="group_lasso", tied=True, **options)
 
 
 def give_gradients(params: list[nn.Parameter], k: int, dim: int = 0) -> Tensor:
@@ -71,7 +71,7 @@ def assert_near(found: list[Tensor], wanted: Tensor, dim: int) -> None:
 def test_sixty_steps(how: dict[str, bool], variant: str, dim: int, restricted: bool) -> None:
     options = {"nu": 2.0, "lambd": 0.5, "lr": 0.1} | VARIANTS[variant]
     params = members(dim, channels_last=dim == 0)
-    opt = coupled(params, group_dim=dim, **options, **how)
+    opt = tied(params, group_dim=dim, **options, **how)
     reference = Reference(as_matrix(params, dim).detach(), penalty="group_lasso", **options)
     for k in range(60):
         grads, moves = give_gradients(params, k, dim), None
@@ -106,7 +106,7 @@ def test_scaled_thresholds_are_those_of_the_whole(how: dict[str, bool], scale: s
     else:
         factor = torch.linalg.vector_norm(matrix, dim=1, keepdim=True)
     options: dict[str, Any] = {"nu": 2.0, "momentum": 0.9}
-    opt = coupled(params, lambd=0.05, lambd_scale=scale, **options, **how)
+    opt = tied(params, lambd=0.05, lambd_scale=scale, **options, **how)
     before: Any = opt.penalty(params[1]).lambd
     assert float(sum(before) if scale == "init" else before) > 0  # known before the first step
     reference = Reference(matrix, lambd=0.05 * factor, penalty="group_lasso", **options)
@@ -121,7 +121,7 @@ def test_scaled_thresholds_are_those_of_the_whole(how: dict[str, bool], scale: s
 @pytest.mark.parametrize("how", IMPLEMENTATIONS)
 def test_a_tensor_without_gradient_rests_but_counts(how: dict[str, bool]) -> None:
     params = members()[:2]
-    opt = coupled(params, lr=0.1, nu=2.0, lambd=0.3, **how)
+    opt = tied(params, lr=0.1, nu=2.0, lambd=0.3, **how)
     for k in range(20):
         give_gradients(params, k)
         opt.step()
@@ -142,7 +142,7 @@ def test_a_tensor_without_gradient_rests_but_counts(how: dict[str, bool]) -> Non
 
 def test_thresholds_agree_where_one_tensor_begins_later() -> None:
     params = members()[:2]
-    opt = coupled(params, lambd_scale="init", lambd=0.3)
+    opt = tied(params, lambd_scale="init", lambd=0.3)
     first = opt.penalty(params[1]).lambd
     params[0].grad = torch.ones_like(params[0])
     for _ in range(3):
@@ -163,7 +163,7 @@ def test_one_tensor_alone_is_an_ordinary_group(how: dict[str, bool]) -> None:
     options: dict[str, Any] = {"lr": 0.1, "nu": 2.0, "lambd": 0.3, "momentum": 0.9}
     opts = [
         DessiLBI(alone, penalty="group_lasso", **options, **how),
-        coupled(joined, **options, **how),
+        tied(joined, **options, **how),
     ]
     for k in range(30):
         for params, opt in zip((alone, joined), opts, strict=True):
@@ -176,7 +176,7 @@ def test_one_tensor_alone_is_an_ordinary_group(how: dict[str, bool]) -> None:
 @pytest.mark.parametrize("how", IMPLEMENTATIONS)
 def test_slices_enter_and_leave_at_the_same_step(how: dict[str, bool], dtype: torch.dtype) -> None:
     params = [nn.Parameter(p.detach().to(dtype)) for p in members()]
-    opt = coupled(params, lr=0.1, nu=2.0, lambd=5.0, **how)
+    opt = tied(params, lr=0.1, nu=2.0, lambd=5.0, **how)
     seen = set()
     for k in range(160):
         for p in params:  # drawn to its slice's number, later beyond zero
@@ -194,7 +194,7 @@ def test_slices_enter_and_leave_at_the_same_step(how: dict[str, bool], dtype: to
 
 def test_the_parts_add_up_to_omega() -> None:
     params = members()
-    opt = coupled(params, lr=0.1, nu=2.0, lambd=0.5)
+    opt = tied(params, lr=0.1, nu=2.0, lambd=0.5)
     for k in range(30):
         give_gradients(params, k)
         opt.step()
@@ -203,7 +203,7 @@ def test_the_parts_add_up_to_omega() -> None:
     whole = GroupLasso(0.5).value(as_matrix(gammas, 0))
     assert whole > 0
     assert found == pytest.approx(float(whole), rel=1e-12)
-    assert isinstance(opt.penalty(params[0]), CoupledGroupLasso)
+    assert isinstance(opt.penalty(params[0]), TiedGroupLasso)
 
 
 @pytest.mark.parametrize("scale", [None, "size", "init"])
@@ -211,7 +211,7 @@ def test_all_penalties_at_once_are_those_of_each(scale: Any) -> None:
     together, alone = members(), members(1)
     bias = nn.Parameter(torch.ones(3).double())
     groups: list[dict[str, Any]] = [
-        {"params": together, "penalty": "group_lasso", "coupled": True},
+        {"params": together, "penalty": "group_lasso", "tied": True},
         {"params": [*alone, bias], "group_dim": 1},
     ]
     opt = DessiLBI(groups, lr=0.1, nu=2.0, lambd=0.1, lambd_scale=scale)
@@ -243,13 +243,13 @@ def test_a_restored_run_is_the_same_bit_by_bit(how: dict[str, bool], way: str) -
         **how,
     }
     params = members()
-    opt = coupled(params, **options)
+    opt = tied(params, **options)
     for k in range(10):
         give_gradients(params, k)
         opt.step()
     if way == "state_dict":
         others = [nn.Parameter(p.detach().clone()) for p in params]
-        restored = coupled(others, **options)
+        restored = tied(others, **options)
         file = io.BytesIO()
         torch.save(opt.state_dict(), file)
         file.seek(0)
@@ -259,7 +259,7 @@ def test_a_restored_run_is_the_same_bit_by_bit(how: dict[str, bool], way: str) -
             others, restored = copy.deepcopy((params, opt))
         else:
             others, restored = pickle.loads(pickle.dumps((params, opt)))
-        assert restored.param_groups[0]["coupled"] is True
+        assert restored.param_groups[0]["tied"] is True
     for k in range(10, 20):
         for group, one in ((params, opt), (others, restored)):
             give_gradients(group, k)
@@ -271,13 +271,24 @@ def test_a_restored_run_is_the_same_bit_by_bit(how: dict[str, bool], way: str) -
         assert all(torch.equal(opt.state[p][key], restored.state[q][key]) for key in opt.state[p])
 
 
-def test_checkpoints_from_before_are_not_coupled() -> None:
+def test_checkpoints_from_before_are_not_tied() -> None:
     params = members()
     opt = DessiLBI(params, penalty="group_lasso")
     state = opt.state_dict()
-    del state["param_groups"][0]["coupled"]
+    del state["param_groups"][0]["tied"]
     opt.load_state_dict(state)
-    assert opt.param_groups[0]["coupled"] is False
+    assert opt.param_groups[0]["tied"] is False
+
+
+def test_tied_groups_had_another_name_in_older_checkpoints() -> None:
+    opt = tied(members())
+    state = opt.state_dict()
+    state["param_groups"][0]["coupled"] = state["param_groups"][0].pop("tied")
+    opt.load_state_dict(state)
+    assert opt.param_groups[0]["tied"] is True
+    assert "coupled" not in opt.param_groups[0]
+    with pytest.raises(ValueError, match="option 'coupled' is now called 'tied'"):
+        DessiLBI([{"params": members(), "coupled": True}])
 
 
 @pytest.mark.slow
@@ -286,7 +297,7 @@ def test_checkpoints_from_before_are_not_coupled() -> None:
 def test_under_torch_compile() -> None:
     plain, traced = members()[:2], members()[:2]
     options: dict[str, Any] = {"lr": 0.1, "nu": 2.0, "lambd": 0.3, "momentum": 0.9}
-    opts = [coupled(plain, **options), coupled(traced, **options)]
+    opts = [tied(plain, **options), tied(traced, **options)]
     step = torch.compile(opts[1].step)
     for k in range(5):
         give_gradients(plain, k)
@@ -304,21 +315,21 @@ def test_under_torch_compile() -> None:
 @pytest.mark.parametrize(
     ("shapes", "options", "message"),
     [
-        ([(5, 2)], {"coupled": 1}, "coupled must be True or False, got 1"),
+        ([(5, 2)], {"tied": 1}, "tied must be True or False, got 1"),
         (
             [(5, 2, 2), (5, 3)],
-            {"coupled": True},
+            {"tied": True},
             r"needs penalty 'group_lasso' for every tensor, got 'auto' for parameter 1 of shape "
             r"\(5, 3\) \(parameter group 0\); set penalty",
         ),
         (
             [(5, 2), (4, 2)],
-            {"coupled": True, "penalty": "group_lasso"},
+            {"tied": True, "penalty": "group_lasso"},
             "same slices along group_dim 0 for all tensors, got 5 for parameter 0 and 4 for 1",
         ),
     ],
 )
-def test_what_cannot_be_coupled(
+def test_what_cannot_be_tied(
     shapes: list[tuple[int, ...]], options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
@@ -333,4 +344,4 @@ def test_devices_and_dtypes_must_agree() -> None:
     ]:
         named = {"a": first, "b": nn.Parameter(other)}
         with pytest.raises(ValueError, match=message):
-            DessiLBI(named.items(), penalty="group_lasso", coupled=True)
+            DessiLBI(named.items(), penalty="group_lasso", tied=True)
