@@ -16,8 +16,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from dessilbi.lab.run.config import Config, ModelConfig, OptimizerConfig, ScheduleConfig, StopConfig
+from dessilbi.lab.run.config import (
+    Config,
+    ModelConfig,
+    NestedConfig,
+    OptimizerConfig,
+    PruneConfig,
+    ScheduleConfig,
+    StopConfig,
+)
 from dessilbi.lab.training.loop import Place, Silent, train
+from dessilbi.paper.optimizers import COMPETITORS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -51,6 +60,20 @@ STOPPED = replace(
     stop=StopConfig(when_stable=True, window=2, tolerance=0.3),
 )
 """Its support settles long before the twelfth epoch."""
+
+NESTED = replace(
+    SMALL,
+    name="small-nested",
+    keep=(),
+    nested=NestedConfig(on=True, lowest=0.02, begin=0.1, descended=0.4, full=0.2, refresh=3),
+)
+PRUNED = replace(
+    SMALL,
+    name="small-pruned",
+    keep=(),
+    optimizer=COMPETITORS["sgd-mom-wd"],
+    prune=PruneConfig(density=0.1, begin=0.1, end=0.6, every=2),
+)
 
 # What depends on the clock, the machine, or whether the run was interrupted.
 _FREE = ("environment.json", "timing.jsonl", ".lock")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from lab_runs import FILTERS, SMALL, STOPPED, uninterrupted
+
+from lab_runs import FILTERS, NESTED, PRUNED, SMALL, STOPPED, uninterrupted
 
 if TYPE_CHECKING:
     from dessilbi.lab.run.directory import RunDir
@@ -24,3 +25,13 @@ def filters(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
     return uninterrupted(STOPPED, tmp_path_factory.mktemp("stopped"))
+
+
+@pytest.fixture(scope="module")
+def nested(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    return uninterrupted(NESTED, tmp_path_factory.mktemp("nested"))
+
+
+@pytest.fixture(scope="module")
+def pruned(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    return uninterrupted(PRUNED, tmp_path_factory.mktemp("pruned"))

@@ -144,7 +144,7 @@ def test_sparse_scores_are_those_of_a_masked_copy(digits: Dataset) -> None:
 
     by_hand = masked_copy(model, optimizer)
     assert sparse == evaluate(by_hand, digits.test)
-    recalibrate_batchnorm(by_hand, lab_evaluate._first_inputs(digits.train))
+    recalibrate_batchnorm(by_hand, lab_evaluate.recalibration_inputs(digits.train))
     assert recalibrated == evaluate(by_hand, digits.test)
     assert recalibrated != sparse
 
@@ -179,7 +179,7 @@ def test_recalibration_survives_a_single_image_left_over() -> None:
 
 def test_recalibration_takes_a_small_set_whole() -> None:
     digits = load_dataset("digits", validation=1100)
-    assert sum(len(x) for x in lab_evaluate._first_inputs(digits.train)) == 342
+    assert sum(len(x) for x in lab_evaluate.recalibration_inputs(digits.train)) == 342
 
 
 # ---------------------------------------------------------------------- recalibration

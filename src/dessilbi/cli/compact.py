@@ -6,9 +6,8 @@ import json
 import tempfile
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
 import tyro
@@ -24,7 +23,7 @@ from dessilbi.compaction import (
     side_by_side,
     sparsify,
 )
-from dessilbi.lab.analysis.networks import trained_network
+from dessilbi.lab.analysis.networks import subnetwork, trained_network
 from dessilbi.lab.analysis.subnetworks import Choice, open_path
 from dessilbi.lab.data import batches
 from dessilbi.lab.run.config import ConfigError
@@ -37,18 +36,17 @@ from dessilbi.lab.run.files import (
     compact_folder,
 )
 from dessilbi.lab.training.build import evaluated_split, load_data
-from dessilbi.lab.training.evaluate import BATCH, RECALIBRATION_IMAGES, evaluate
+from dessilbi.lab.training.evaluate import evaluate
 from dessilbi.lab.training.terminal import plain_console
 from dessilbi.path import Mask
-from dessilbi.subnet import recalibrate_batchnorm
-from dessilbi.subnet.project import masked_weights, zero_outside
+from dessilbi.subnet.batchnorm import has_batchnorm
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import nn
 
-    from dessilbi.lab.data import Dataset, Split
+    from dessilbi.lab.data import Split
 
 REAL_IMAGES = 256
 """Images of the data set that equality is checked on."""
@@ -61,8 +59,11 @@ class Source:
     run: tyro.conf.Positional[Path]
     """A run directory."""
     choice: Annotated[Choice, tyro.conf.arg(name="")] = field(default_factory=Choice)
-    recalibrate: bool = False
+    recalibrate: bool = True
     """Measure the BatchNorm statistics of the subnetwork on training images first."""
+    streams: Literal["keep", "scatter", "auto"] = "keep"
+    """Filters that are off where a residual stream is not: computed, left out, or what is faster
+    here. Only keep has the size that `dessilbi frontier` says."""
     output: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None
     """Folder for the files; by default compact-... in the run directory."""
     data_dir: Path | None = None
@@ -165,12 +166,10 @@ def _make(source: Source) -> Made:
     mask, words, name = _mask(run, source.choice, model)
     split, judged_on = evaluated_split(data)
     images = next(iter(batches(split, REAL_IMAGES, seed=0, epoch=0, shuffle=False)))[0]
-    masked = trained_network(run, data, mask).eval()
-    zero_outside(masked_weights(masked, mask))
-    if source.recalibrate:
-        recalibrate_batchnorm(masked, _training_images(data))
+    masked = subnetwork(run, mask, data, recalibrate=source.recalibrate)
+    if source.recalibrate and has_batchnorm(masked):
         words += ", BatchNorm recalibrated"
-    small = compact(masked, mask, images[:1], inputs=[images])
+    small = compact(masked, mask, images[:1], inputs=[images], streams=source.streams)
     accuracy = evaluate(small.model, split).accuracy
     folder = source.output or run.path / compact_folder(name)
     channels, side, _ = data.shape
@@ -217,13 +216,6 @@ def _mask(run: RunDir, choice: Choice, model: nn.Module) -> tuple[Mask, str, str
             "--stable"
         )
     return Mask({}), "its weights as they are", "own"
-
-
-def _training_images(data: Dataset) -> list[torch.Tensor]:
-    """The images that `dessilbi subnet` recalibrates on."""
-    whole = len(data.train) > BATCH
-    drawn = batches(data.train, BATCH, seed=0, epoch=0, shuffle=True, drop_last=whole)
-    return [x for x, _ in islice(drawn, -(-RECALIBRATION_IMAGES // BATCH))]
 
 
 # ---------------------------------------------------------------------- comparing

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path  # noqa: TC003 - tyro reads the annotations
+from statistics import mean
 from typing import TYPE_CHECKING, Literal
 
 import tyro
 
+from dessilbi._text import table
 from dessilbi.lab.analysis.frontier import DENSITIES, curves, frontier
 from dessilbi.lab.run.config import ConfigError
 from dessilbi.lab.run.directory import RunDir, clear_errors
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class FrontierCommand:
     """Accuracy against density, parameters and multiply-adds, for every budget of a run.
+
+    Parameters and multiply-adds are those of the network that `dessilbi compact` makes of a budget,
+    and so is the accuracy; BatchNorm statistics are measured anew for each.
 
     Other runs are shown beside it. Runs that differ in nothing else become one curve: those of
     several seeds are averaged, those that were pruned to different densities are its points.
@@ -80,20 +85,23 @@ def frontier_command(arguments: list[str]) -> None:
 
 def _print(curve: Curve, console: Console) -> None:
     many = len(curve.seeds) > 1
-    spread = f"{'lowest':>8}{'highest':>8}" if many else ""
     console.print(
         f"\n{curve.name}: {curve.runs} run(s), {curve.epochs} epochs in all, seeds "
         f"{', '.join(map(str, curve.seeds))}; accuracy in % on the {curve.judged_on} images",
         soft_wrap=True,
     )
-    console.print(f"{'density':>9}{'parameters':>12}{'MACs':>14}{'accuracy':>10}{spread}")
+    ends = ("lowest", "highest") if many else ()
+    rows = [("density", "parameters", "MACs", "nonzeros", "accuracy", *ends)]
     for k, at in enumerate(curve.points):
-        middle, low, high = curve.spread(k)
-        density = sum(p.density for p in at) / len(at)
-        parameters = round(sum(p.parameters for p in at) / len(at))
-        macs = round(sum(p.macs for p in at) / len(at))
-        ends = f"{low:8.2f}{high:8.2f}" if many else ""
-        console.print(f"{density:9.2%}{parameters:12,}{macs:14,}{middle:10.2f}{ends}")
+        sizes = [
+            f"{round(mean(getattr(p, name) for p in at)):,}"
+            for name in ("parameters", "macs", "nonzeros")
+        ]
+        accuracies = [f"{value:.2f}" for value in curve.spread(k)[: 3 if many else 1]]
+        rows.append((f"{mean(p.density for p in at):.2%}", *sizes, *accuracies))
+    console.print(table(rows), soft_wrap=True)
+    for reason in {p.refused for at in curve.points for p in at if p.refused}:
+        console.print(f"not compacted, sizes are the whole network's: {reason}", soft_wrap=True)
 
 
 def _draw(drawn: list[Curve], file: Path, first: RunDir, console: Console) -> None:

@@ -23,7 +23,7 @@ from dessilbi.graph.operations import DROPOUTS, operation
 from dessilbi.graph.plan import Plan
 from dessilbi.graph.steps import Draft
 from dessilbi.graph.tracing import Traced, as_arguments, refuse_hidden_code, trace
-from dessilbi.subnet import project
+from dessilbi.subnet import project, recalibrate_batchnorm
 
 from .autotune import BATCH, is_channels_last, is_faster, may_be_channels_last, scatterable
 from .build import build, fingerprint, set_state
@@ -80,6 +80,7 @@ def compact(
     example_input: Any,
     *,
     inputs: Iterable[Any] = (),
+    recalibrate: Iterable[Tensor] | None = None,
     streams: Streams = "auto",
     channels_last: bool | None = None,
     latency: bool = True,
@@ -88,14 +89,16 @@ def compact(
     """Cut everything out of a network that a mask leaves without effect.
 
     The result gives, in evaluation mode, the outputs of ``project(model, mask)``: with the biases
-    and BatchNorm shifts of the filters that are off. This is checked on every call. The model
-    itself is not changed.
+    and BatchNorm shifts of the filters that are off, and its statistics unless they are measured
+    anew (``recalibrate``). This is checked on every call. The model itself is not changed.
 
     Args:
         model: the network.
         mask: which weights stay; parameters that it does not name stay as they are.
         example_input: a batch, or a tuple of arguments whose first is one; its shapes are used.
         inputs: batches of real inputs to check as well (tensors, or tuples of arguments).
+        recalibrate: batches of training inputs, on which the masked network's BatchNorm statistics
+            are measured anew before it is cut; see :func:`recalibrate_batchnorm`.
         streams: what to do with filters that are off where a residual stream is not: ``"keep"``
             computes them, ``"scatter"`` leaves them out and adds the others by index, ``"auto"``
             measures which is faster.
@@ -119,6 +122,8 @@ def compact(
     arguments = as_arguments(example_input)
     refuse_hidden_code(model)
     masked = masked_copy(model, mask)
+    if recalibrate is not None:
+        recalibrate_batchnorm(masked, recalibrate)
     traced = trace(masked, arguments)
     first = _Cut.of(traced, len(arguments))
     latency = latency and arguments[0].device.type == "cpu"

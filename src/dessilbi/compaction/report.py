@@ -24,11 +24,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Size:
-    """What a network costs."""
+    """What a network stores and computes, zeros included: the one meaning of size here."""
 
     parameters: int
+    """As usual: weights, biases, BatchNorm's scales and shifts. Its statistics are buffers."""
     macs: float
     """Multiply-adds of convolutions and linear layers for one example."""
+    nonzeros: int
+    """Parameters without the weights of filters and matrices that are zero."""
+    nonzero_macs: float
+    """Multiply-adds of the weights that are not zero."""
     bytes: int
     """Of parameters and buffers."""
 
@@ -36,12 +41,15 @@ class Size:
     def of(cls, model: nn.Module, arguments: tuple[Any, ...]) -> Size:
         """Count."""
         parameters = list(model.parameters())
-        each = count_macs_per_weight(model, deepcopy(arguments))  # it may write to its input
+        uses = count_macs_per_weight(model, deepcopy(arguments))  # it may write to its input
         weights = named_weights(model)
+        nonzero = {n: int(weights[n].count_nonzero()) for n in weights if weights[n].ndim > 1}
         return cls(
-            sum(p.numel() for p in parameters),
-            sum(weights[name].numel() * uses for name, uses in each.items()),
-            sum(t.numel() * t.element_size() for t in [*parameters, *model.buffers()]),
+            parameters=sum(p.numel() for p in parameters),
+            macs=sum(weights[name].numel() * each for name, each in uses.items()),
+            nonzeros=sum(nonzero.get(name, p.numel()) for name, p in weights.items()),
+            nonzero_macs=sum(nonzero[name] * each for name, each in uses.items()),
+            bytes=sum(t.numel() * t.element_size() for t in [*parameters, *model.buffers()]),
         )
 
 
@@ -113,7 +121,9 @@ class Report:
              f"{one.ratio_in_one_format:.2f}")
             for one in self.latency if one.dense_channels_last is not None
         ]  # fmt: skip
+        small = self.compact
         lines = [table(rows)]
+        lines.append(f"nonzeros: {small.nonzeros:,} of the {small.parameters:,} parameters")
         lines += [f"difference to the masked model: {found}" for found in self.differences]
         if self.carriers:
             lines.append(f"carrier channels: {self.carriers}")

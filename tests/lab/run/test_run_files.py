@@ -35,7 +35,7 @@ def test_file_names_stand_in_one_module_only() -> None:
 def test_a_frontier_is_read_as_it_was_written(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     assert read_frontier(run) is None
-    frontier = Frontier(3, "test", (FrontierPoint(0.1, 0.09, 1200, 34000.0, 97.5),))
+    frontier = Frontier(3, "test", (FrontierPoint(0.1, 0.09, 1200, 34000.0, 800, 21000.0, 97.5),))
     frontier.write(run)
     assert read_frontier(run) == frontier
 

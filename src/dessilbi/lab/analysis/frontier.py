@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import mean
 from typing import TYPE_CHECKING
@@ -12,43 +11,23 @@ from typing import TYPE_CHECKING
 import torch
 
 from dessilbi.graph.names import named_weights
-from dessilbi.lab.analysis.networks import trained_network, weights_under
-from dessilbi.lab.analysis.sizes import size_under
+from dessilbi.lab.analysis.networks import shipped, subnetwork, trained_network
 from dessilbi.lab.analysis.subnetworks import open_path
-from dessilbi.lab.run.checkpoint import load_model
 from dessilbi.lab.run.directory import RunError
-from dessilbi.lab.run.files import FRONTIER, LAST, PATH
+from dessilbi.lab.run.files import LAST, PATH, Frontier, FrontierPoint, read_frontier
 from dessilbi.lab.training.build import evaluated_split, load_data
-from dessilbi.lab.training.evaluate import evaluate_recalibrated
+from dessilbi.lab.training.evaluate import evaluate
 from dessilbi.path import Mask
-from dessilbi.subnet import project
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from torch import nn
-
+    from dessilbi.lab.data import Dataset
     from dessilbi.lab.run.config import Config
     from dessilbi.lab.run.directory import RunDir
     from dessilbi.lab.training.loop import Place
 
 DENSITIES = (0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
-
-
-@dataclass(frozen=True)
-class Point:
-    """One network of a size."""
-
-    budget: float
-    """The density that was asked for; that of the network itself is at most this, floors apart."""
-    density: float
-    """Fraction of the weights that can be left out at all."""
-    parameters: int
-    """All numbers of the compact network that are not zero, biases and BatchNorm included."""
-    macs: float
-    """Multiply-adds of an image, of these weights."""
-    accuracy: float
-    """In percent, BatchNorm recalibrated for this network."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +41,7 @@ class Curve:
     """Epochs of all of them."""
     seeds: tuple[int, ...]
     judged_on: str
-    points: tuple[tuple[Point, ...], ...]
+    points: tuple[tuple[FrontierPoint, ...], ...]
     """By size; in each, one point a seed."""
 
     def spread(self, at: int) -> tuple[float, float, float]:
@@ -77,7 +56,7 @@ def frontier(
     densities: Sequence[float] = DENSITIES,
     judge_on: str | None = None,
     told: Callable[[str], None] = lambda _: None,
-) -> tuple[list[Point], str]:
+) -> tuple[list[FrontierPoint], str]:
     """The points of a run, and what they are judged on.
 
     A run with a path offers a network for each density. Any other run is one point: its weights as
@@ -94,49 +73,54 @@ def frontier(
     last = run.load(LAST)
     if last is None:
         raise RunError(f"{run.path} has no {LAST}; train it first")
-    has_path = (run.path / PATH).is_file()
+    epoch = int(last.state["epoch"])
     data = load_data(run.config(), place.data_dir, place.download)
     split, judged_on = evaluated_split(data, judge_on)
-    path = open_path(run) if has_path else None
-    known = _known(run, epoch=int(last.state["epoch"]), judged_on=judged_on)
-    if path is not None:  # not those of a mask that an earlier version made another way
-        known = [p for p in known if path.mask(density=p.budget).density == p.density]
-    wanted = sorted(set(densities)) if has_path else []
-    if known and all(any(p.budget == d for p in known) for d in wanted):
-        return [p for p in known if not has_path or p.budget in wanted], judged_on
-    model = trained_network(run, data)
-    image = torch.zeros(1, *data.shape, dtype=next(model.parameters()).dtype)
-    points = list(known)
-    for density in wanted or [1.0]:
-        if any(p.budget == density for p in points):
-            continue
-        mask = _nonzero(model) if path is None else path.mask(density=density)
-        budget = density if path is not None else mask.density
-        same = next((p for p in points if p.density == mask.density), None)
-        if same is not None:  # between two widths of a ladder there is none
+    masks = _masks(run, densities, data)
+    image = torch.zeros(1, *data.shape, dtype=getattr(torch, run.config().dtype))
+    known = {p.budget: p for p in _known(run, epoch, judged_on)}
+    points: list[FrontierPoint] = []
+    for budget, mask in masks.items():
+        candidates = [*points, *([known[budget]] if budget in known else [])]
+        same = next((p for p in candidates if p.density == mask.density), None)
+        if same is not None:  # evaluated before, or between two widths, where there is no other
             points.append(replace(same, budget=budget))
             continue
-        load_model(model, weights_under(last, mask))
-        with project(model, mask):
-            accuracy = evaluate_recalibrated(model, split, data.train).accuracy
-        points.append(Point(budget, mask.density, *size_under(model, mask, image), accuracy))
+        model, size, refused = shipped(subnetwork(run, mask, data), mask, image)
+        points.append(
+            FrontierPoint(
+                budget=budget,
+                density=mask.density,
+                parameters=size.parameters,
+                macs=size.macs,
+                nonzeros=size.nonzeros,
+                nonzero_macs=size.nonzero_macs,
+                accuracy=evaluate(model, split).accuracy,
+                refused=refused,
+            )
+        )
         told(f"{run.path.name}: {mask.density:.2%} of the weights evaluated")
-    points.sort(key=lambda p: p.budget)
-    content = {
-        "epoch": last.state["epoch"],
-        "judged_on": judged_on,
-        "points": [asdict(p) for p in points],
-    }
-    run.write(FRONTIER, (json.dumps(content, indent=1) + "\n").encode())
-    return [p for p in points if not has_path or p.budget in wanted], judged_on
+    all_of_them = sorted((known | {p.budget: p for p in points}).values(), key=lambda p: p.budget)
+    Frontier(epoch, judged_on, tuple(all_of_them)).write(run)
+    return points, judged_on
 
 
-def curves(found: Iterable[tuple[RunDir, list[Point], str]]) -> list[Curve]:
+def _masks(run: RunDir, densities: Sequence[float], data: Dataset) -> dict[float, Mask]:
+    """The masks of a run by budget, the smallest first."""
+    if (run.path / PATH).is_file():
+        path = open_path(run)
+        return {density: path.mask(density=density) for density in sorted(set(densities))}
+    weights = named_weights(trained_network(run, data))
+    mask = Mask({n: p.detach() != 0 for n, p in weights.items() if p.ndim > 1})
+    return {mask.density: mask}  # of a run that was not pruned, all
+
+
+def curves(found: Iterable[tuple[RunDir, list[FrontierPoint], str]]) -> list[Curve]:
     """Runs that differ in nothing but the seed, or the density they were pruned to, are a curve.
 
     A curve has the name of its runs, or that of its first run's directory if others have it, too.
     """
-    by_method: dict[str, list[tuple[RunDir, list[Point], str]]] = {}
+    by_method: dict[str, list[tuple[RunDir, list[FrontierPoint], str]]] = {}
     for one in found:
         by_method.setdefault(_method(one[0].config()), []).append(one)
     names = Counter(alike[0][0].config().name for alike in by_method.values())
@@ -146,7 +130,7 @@ def curves(found: Iterable[tuple[RunDir, list[Point], str]]) -> list[Curve]:
         if names[name] > 1:
             name = alike[0][0].path.name
         seeds = sorted({run.config().seed for run, _, _ in alike})
-        by_size: dict[float, list[Point]] = {}
+        by_size: dict[float, list[FrontierPoint]] = {}
         for run, points, _ in alike:
             target = run.config().prune.density
             for p in points:
@@ -182,16 +166,11 @@ def _method(config: Config) -> str:
     return config.hash
 
 
-def _known(run: RunDir, epoch: int, judged_on: str) -> list[Point]:
+def _known(run: RunDir, epoch: int, judged_on: str) -> list[FrontierPoint]:
     try:
-        content = json.loads((run.path / FRONTIER).read_text())
-        if (content["epoch"], content["judged_on"]) != (epoch, judged_on):
-            return []
-        return [Point(**p) for p in content["points"]]
-    except (OSError, ValueError, KeyError, TypeError):
+        found = read_frontier(run)
+    except ValueError:
         return []  # it can be made anew
-
-
-def _nonzero(model: nn.Module) -> Mask:
-    """The weights of a pruned network; of one that was not pruned, all."""
-    return Mask({n: p.detach() != 0 for n, p in named_weights(model).items() if p.ndim > 1})
+    if found is None or (found.epoch, found.judged_on) != (epoch, judged_on):
+        return []
+    return list(found.points)

@@ -19,6 +19,10 @@ _AXES = (
     ("parameters", "parameters, thousands", 1e3),
     ("macs", "multiply-adds an image, millions", 1e6),
 )
+_MORE_AXES = (
+    ("nonzeros", "parameters that are not zero, thousands", 1e3),
+    ("nonzero_macs", "multiply-adds of weights that are not zero, millions", 1e6),
+)
 
 
 def draw(curves: Sequence[Curve], file: Path, title: str, axes: Sequence[str] = ()) -> None:
@@ -27,7 +31,7 @@ def draw(curves: Sequence[Curve], file: Path, title: str, axes: Sequence[str] = 
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-    chosen = [axis for axis in _AXES if not axes or axis[0] in axes]
+    chosen = [axis for axis in _AXES + _MORE_AXES if axis[0] in axes] or list(_AXES)
     alone = len(chosen) == 1  # a wide panel, the legend within it: curves rise to the right
     figure = Figure(figsize=(8 if alone else 1 + 4.6 * len(chosen), 4.4), layout="constrained")
     FigureCanvasAgg(figure)

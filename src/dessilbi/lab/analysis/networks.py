@@ -1,14 +1,18 @@
-"""The trained network of a run."""
+"""The trained network of a run, a subnetwork of it, and what compaction makes of that."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from dessilbi.compaction import CompactError, Size, compact
 from dessilbi.lab.run.checkpoint import load_model
 from dessilbi.lab.run.directory import RunError
 from dessilbi.lab.run.files import LAST
 from dessilbi.lab.training.build import fresh_network, network_without_data
+from dessilbi.lab.training.evaluate import recalibration_inputs
 from dessilbi.nested.branches import own_weights
+from dessilbi.subnet import recalibrate_batchnorm
+from dessilbi.subnet.project import masked_weights, zero_outside
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -38,3 +42,38 @@ def weights_under(checkpoint: Checkpoint, mask: Mask) -> dict[str, Tensor]:
     """
     whole = checkpoint.part("model")
     return whole | own_weights(checkpoint.part("nested"), mask, whole)
+
+
+def subnetwork(run: RunDir, mask: Mask, data: Dataset, *, recalibrate: bool = True) -> nn.Module:
+    """The network that a mask leaves of a finished run, zero outside, in evaluation mode.
+
+    Args:
+        run: its last weights are taken.
+        mask: which of them stay.
+        data: what it was trained on.
+        recalibrate: whether its BatchNorm statistics are measured anew, on the training images that
+            every command takes for this.
+    """
+    model = trained_network(run, data, mask).eval()
+    zero_outside(masked_weights(model, mask))
+    if recalibrate:
+        recalibrate_batchnorm(model, recalibration_inputs(data.train))
+    return model
+
+
+class Shipped(NamedTuple):
+    """What ``dessilbi compact`` makes of a masked network."""
+
+    model: nn.Module
+    size: Size
+    refused: str = ""
+    """Why it cannot be compacted, if so; model and size are then those of the masked network."""
+
+
+def shipped(masked: nn.Module, mask: Mask, image: Tensor) -> Shipped:
+    """The compact network as the command makes it, which times nothing that changes its size."""
+    try:
+        small = compact(masked, mask, image, streams="keep", latency=False)
+    except CompactError as error:
+        return Shipped(masked, Size.of(masked, (image,)), str(error))
+    return Shipped(small.model, small.report.compact)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from dessilbi.lab.analysis.networks import weights_under
-from dessilbi.lab.analysis.sizes import size_under
+from dessilbi.compaction import Size
+from dessilbi.lab.analysis.networks import shipped, weights_under
 from dessilbi.lab.data.load import CARDS
 from dessilbi.lab.run.checkpoint import OPTIMIZER
 from dessilbi.lab.run.config import (
@@ -28,6 +28,7 @@ from dessilbi.lab.training.build import network_without_data
 from dessilbi.lab.training.schedule import lr_factor
 from dessilbi.lab.training.start import write_start
 from dessilbi.path import Mask, SolutionPath
+from dessilbi.subnet.project import masked_weights, zero_outside
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -201,10 +202,15 @@ def _epochs(before: Config, retrain: Retrain, mask: Mask, given: int | None) -> 
 
 
 def share_of_macs(config: Config, mask: Mask) -> float:
-    """Multiply-adds of the masked network as a fraction of the dense one's; see Size."""
-    model = network_without_data(config)
+    """Multiply-adds of the masked network's nonzero weights as a fraction of the dense one's.
+
+    A filter that is gone takes the weights of the next layer that read it along.
+    """
+    model = network_without_data(config).eval()
     image = torch.zeros(1, *CARDS[config.data.name].shape, dtype=getattr(torch, config.dtype))
-    return size_under(model, mask, image).macs / size_under(model, Mask({}), image).macs
+    dense = Size.of(model, (image,)).nonzero_macs
+    zero_outside(masked_weights(model, mask))
+    return shipped(model, mask, image).size.nonzero_macs / dense
 
 
 def _epochs_done(parent: RunDir) -> int:

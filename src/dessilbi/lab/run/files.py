@@ -112,11 +112,16 @@ class FrontierPoint:
     density: float
     """Fraction of the weights that can be left out at all."""
     parameters: int
-    """Numbers of the compact network."""
+    """Of the network that ``dessilbi compact`` makes of it."""
     macs: float
-    """Multiply-adds of an image."""
+    """Its multiply-adds for an image."""
+    nonzeros: int
+    """Its parameters without the weights that are zero."""
+    nonzero_macs: float
     accuracy: float
     """In percent, BatchNorm recalibrated for this network."""
+    refused: str = ""
+    """Why the network cannot be compacted, if so: its size is then that of the whole one."""
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ def evaluate_recalibrated(model: nn.Module, split: Split, train: Split) -> Score
         return evaluate(model, split)
     buffers = {name: b.detach().clone() for name, b in model.named_buffers()}
     try:
-        recalibrate_batchnorm(model, _first_inputs(train))
+        recalibrate_batchnorm(model, recalibration_inputs(train))
         return evaluate(model, split)
     finally:
         with torch.no_grad():
@@ -118,7 +118,8 @@ def judge(
     return found
 
 
-def _first_inputs(train: Split) -> Iterator[Tensor]:
+def recalibration_inputs(train: Split) -> Iterator[Tensor]:
+    """Batches of training images that BatchNorm statistics are measured on, everywhere the same."""
     seen = 0
     # Batches weigh the same in the average, and of one image there is no variance.
     whole = len(train) > BATCH

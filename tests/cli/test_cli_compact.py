@@ -52,7 +52,7 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 def test_compact_leaves_a_network_that_scores_the_same(
     run: RunDir, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = said(capsys, "compact", str(run.path), "--density", "0.4")
+    text = said(capsys, "compact", str(run.path), "--density", "0.4", "--no-recalibrate")
     folder = run.path / "compact-0.4"
     assert {f.name for f in folder.iterdir()} == {"plan.json", "model.safetensors", "report.json"}
     report = json.loads((folder / "report.json").read_text())
@@ -75,11 +75,33 @@ def test_compact_leaves_a_network_that_scores_the_same(
     assert str(folder) in text.replace("\n", "")
 
 
+@pytest.mark.filterwarnings("ignore:grad and param do not obey")  # of torch, about speed
+@pytest.mark.parametrize("density", ["0.3", "1.0"])
+def test_frontier_promises_what_compact_ships(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], density: str
+) -> None:
+    """Accuracy, parameters and multiply-adds: the two commands print the same figures."""
+    main(["train", "digits", "--nested", "--epochs", "3", "--runs", str(tmp_path)])
+    (folder,) = tmp_path.iterdir()
+    capsys.readouterr()
+    lines = said(capsys, "frontier", str(folder), "--densities", density).splitlines()
+    head = next(i for i, line in enumerate(lines) if line.split()[:1] == ["density"])
+    promised = dict(zip(lines[head].split(), lines[head + 1].split(), strict=True))
+
+    text = said(capsys, "compact", str(folder), "--density", density)
+    rows = {line.split()[0]: line.split() for line in text.splitlines() if line.strip()}
+    assert promised["parameters"] == rows["parameters"][2]
+    assert promised["MACs"] == rows["macs"][2]
+    assert promised["nonzeros"] == rows["nonzeros:"][1]
+    assert f"compact: {promised['accuracy']} % on the test set" in text
+    assert f"masked: {promised['accuracy']} % on the test set" in text
+
+
 def test_other_choices_and_places(
     run: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "deep" / "out"
-    options = ["--epoch", "1", "--recalibrate", "--sparse", "-o", str(out)]
+    options = ["--epoch", "1", "--sparse", "-o", str(out)]
     text = said(capsys, "compact", str(run.path), *options)
     assert "epoch 1" in text
     assert "BatchNorm recalibrated" in text
@@ -93,7 +115,7 @@ def test_other_choices_and_places(
 def test_new_statistics_are_those_of_the_compact_network(
     run: RunDir, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = said(capsys, "compact", str(run.path), "--density", "0.6", "--recalibrate")
+    text = said(capsys, "compact", str(run.path), "--density", "0.6")
     report = json.loads((run.path / "compact-0.6" / "report.json").read_text())
     data = load_data(run.config(), None, False)
     model = trained_network(run, data)

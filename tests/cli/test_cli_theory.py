@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from lab_runs import SMALL, assert_same_run, changed, uninterrupted, with_model
 from torch import nn
 
 from dessilbi.cli import main
@@ -15,6 +14,7 @@ from dessilbi.lab.run.config import to_json
 from dessilbi.lab.training.loop import Place, Silent, train
 from dessilbi.lab.training.step_check import StepCheck, iteration_of
 from dessilbi.paper.optimizers import make_optimizer
+from lab_runs import SMALL, assert_same_run, changed, uninterrupted, with_model
 
 if TYPE_CHECKING:
     from pathlib import Path
