@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from dessilbi.lab.run.config import Config, DataConfig, ScheduleConfig
+from dessilbi.paper.sweep.sweep import Job, Label
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +15,6 @@ if TYPE_CHECKING:
     from dessilbi.lab.run.directory import RunDir
     from dessilbi.lab.training.loop import Place
     from dessilbi.paper.results import Results
-    from dessilbi.paper.sweep.sweep import Job
     from dessilbi.paper.tables import Table
 
 Scale = Literal["smoke", "cpu", "paper"]
@@ -111,3 +113,35 @@ def seed_list(count: int | None, usual: int) -> Sequence[int]:
     if number < 1:
         raise ValueError(f"seeds must be >= 1, got {number}")
     return range(number)
+
+
+def seeded(key: str, config: Config, seeds: Sequence[int], **labels: Label) -> list[Job]:
+    """A job for each seed."""
+    return [
+        Job(key=f"{key}/seed={s}", config=replace(config, seed=s), labels={**labels, "seed": s})
+        for s in seeds
+    ]
+
+
+CIFAR10: Final[dict[Scale, Config]] = {
+    "paper": Config(
+        data=DataConfig(name="cifar10"),
+        schedule=ScheduleConfig(kind="multistep", milestones=(80, 120)),
+        epochs=160,
+        batch_size=128,
+    ),
+    "cpu": Config(
+        data=DataConfig(name="cifar10", images=5_000, test_images=2_000),
+        schedule=ScheduleConfig(kind="multistep", milestones=(8, 12)),
+        epochs=16,
+        batch_size=128,
+    ),
+    "smoke": Config(
+        data=DataConfig(images=512),
+        schedule=ScheduleConfig(kind="multistep", milestones=(1,)),
+        epochs=2,
+        batch_size=64,
+    ),
+}
+"""The paper's training on CIFAR-10, and what stands for it."""
+CIFAR10_CUT = "5,000 of 50,000 training images, 2,000 of 10,000 test images"

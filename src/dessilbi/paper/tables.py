@@ -10,8 +10,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
+
+    from dessilbi.paper.published import PublishedTable
+    from dessilbi.paper.results import Results
+    from dessilbi.paper.sweep.sweep import Label
 
 CSV_HEADER = (
     "row",
@@ -63,6 +67,21 @@ class Cell:
         if self.difference is None or self.spread is None:
             return None
         return abs(self.difference) > self.spread + (self.their_spread or 0.0)
+
+
+def cell(
+    results: Results,
+    labels: Mapping[str, Label],
+    row: str,
+    column: str,
+    value: str = "accuracy",
+    published: PublishedTable | None = None,
+) -> Cell:
+    """A value of the runs with these labels, next to the published number of row and column."""
+    ours, lost = tuple(results.values(value, **labels)), results.collapsed(**labels)
+    if published is None:
+        return Cell(row, column, ours, collapsed=lost)
+    return Cell(row, column, ours, published.value(row, column), published.spread(row), lost)
 
 
 @dataclass(frozen=True)

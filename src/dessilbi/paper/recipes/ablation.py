@@ -9,19 +9,29 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dessilbi.lab.run.config import Config, DataConfig, ModelConfig, OptimizerConfig, ScheduleConfig
+from dessilbi.lab.run.config import ModelConfig
 from dessilbi.paper.figures import Line, Panel, draw_panels
 from dessilbi.paper.optimizers import COMPETITORS
 from dessilbi.paper.published import EPOCHS, KAPPA, KAPPA_EPOCHS, NU, NU_EPOCHS, PublishedTable
-from dessilbi.paper.recipe import Recipe, Scale, measure_curves, over_seeds, seed_list, stand_in
-from dessilbi.paper.sweep.sweep import Job, Label
-from dessilbi.paper.tables import Cell, Table
+from dessilbi.paper.recipe import (
+    CIFAR10,
+    CIFAR10_CUT,
+    Recipe,
+    Scale,
+    measure_curves,
+    over_seeds,
+    seed_list,
+    seeded,
+    stand_in,
+)
+from dessilbi.paper.tables import Cell, Table, cell
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from dessilbi.lab.training.loop import Place
     from dessilbi.paper.results import Results
+    from dessilbi.paper.sweep.sweep import Job
 
 
 @dataclass(frozen=True)
@@ -30,7 +40,6 @@ class Size:
 
     networks: dict[str, str]
     """The paper's network and what stands for it."""
-    base: Config
     shrink: int
     """Epochs of the paper for one of ours."""
     seeds: int
@@ -39,72 +48,37 @@ class Size:
     with fewer steps in all, the path is as long as the paper's."""
 
 
-_PAPER = Config(
-    data=DataConfig(name="cifar10"),
-    schedule=ScheduleConfig(kind="multistep", milestones=(80, 120)),
-    epochs=160,
-    batch_size=128,
-)
 SIZES: dict[Scale, Size] = {
-    "paper": Size({"vgg-16": "vgg-16", "resnet-56": "resnet-56"}, _PAPER, 1, seeds=5),
-    "cpu": Size(
-        {"vgg-16": "vgg-4", "resnet-56": "resnet-8"},
-        replace(
-            _PAPER,
-            data=DataConfig(name="cifar10", images=5_000, test_images=2_000),
-            schedule=ScheduleConfig(kind="multistep", milestones=(8, 12)),
-            epochs=16,
-        ),
-        10,
-        seeds=2,
-        quicker=10.0,
-    ),
-    "smoke": Size(
-        {"vgg-16": "digits-net"},
-        Config(
-            data=DataConfig(images=512),
-            schedule=ScheduleConfig(kind="multistep", milestones=(1,)),
-            epochs=2,
-            batch_size=64,
-        ),
-        80,
-        seeds=1,
-        quicker=10.0,
-    ),
+    "paper": Size({"vgg-16": "vgg-16", "resnet-56": "resnet-56"}, 1, seeds=5),
+    "cpu": Size({"vgg-16": "vgg-4", "resnet-56": "resnet-8"}, 10, seeds=2, quicker=10.0),
+    "smoke": Size({"vgg-16": "digits-net"}, 80, seeds=1, quicker=10.0),
 }
 
 
 def jobs(which: str, values: tuple[float, ...], scale: Scale, seeds: int | None) -> list[Job]:
     """Every value of the setting and SGD, each network, each seed."""
-    size = SIZES[scale]
-    found = []
+    size, found = SIZES[scale], []
     for network, trained in size.networks.items():
+        # Without the setting in the name: kappa = 1 and nu = 100 are the same run.
+        base = replace(CIFAR10[scale], name=f"ablation-{trained}", model=ModelConfig(name=trained))
         for value in (*values, None):
-            if value is None:
-                optimizer, setting = COMPETITORS["sgd-mom-wd"], "sgd"
-            else:
+            optimizer, setting = COMPETITORS["sgd-mom-wd"], "sgd"
+            if value is not None:
                 setting = f"{which}={value:g}"
                 nu, kappa = (value, 1.0) if which == "nu" else (100.0, value)
-                optimizer = OptimizerConfig(
-                    lr=0.1,
-                    momentum=0.9,
-                    weight_decay=1e-4,
+                optimizer = replace(
+                    COMPETITORS["dessilbi-mom-wd"],
                     kappa=kappa,
                     nu=nu / size.quicker,
                     lambd=1.0 / size.quicker,
                 )
-            for seed in seed_list(seeds, size.seeds):
-                # Without the setting in the name: kappa = 1 and nu = 100 are the same run.
-                config = replace(
-                    size.base,
-                    name=f"ablation-{trained}",
-                    model=ModelConfig(name=trained),
-                    optimizer=optimizer,
-                    seed=seed,
-                )
-                labels: dict[str, Label] = {"network": network, "setting": setting, "seed": seed}
-                key = f"{network}/{setting}/seed={seed}"
-                found.append(Job(key=key, config=config, labels=labels))
+            found += seeded(
+                f"{network}/{setting}",
+                replace(base, optimizer=optimizer),
+                seed_list(seeds, size.seeds),
+                network=network,
+                setting=setting,
+            )
     return found
 
 
@@ -119,9 +93,7 @@ def tables(name: str, best: PublishedTable, along: PublishedTable, results: Resu
             if kind == "sparse" and column == "sgd":
                 continue
             labels = {"network": network, "setting": column}
-            ours = tuple(results.values(value, **labels))
-            lost = results.collapsed(**labels)
-            cells.append(Cell(row, column, ours, best.value(row, column), best.spread(row), lost))
+            cells.append(cell(results, labels, row, column, value, best))
     course = []
     for row in along.rows:
         network, setting = row.split("/")
@@ -183,7 +155,7 @@ def draw(
 _CUTS: dict[Scale, tuple[str, ...]] = {
     "cpu": (
         "vgg-4 (16-32-64-64 filters) for VGG-16, ResNet-8 for ResNet-56",
-        "5,000 of 50,000 training images, 2,000 of 10,000 test images",
+        CIFAR10_CUT,
         "16 epochs for 160, drops at 8 and 12; the paper's epochs 20, 40, 80, 160 are 2, 4, 8, 16",
         "nu and lambd divided by 10, as there are 100 times fewer steps for Gamma to grow in; "
         "settings are named by the paper's nu",

@@ -14,9 +14,8 @@ from dessilbi.lab.run.config import Config, DataConfig, ModelConfig, ScheduleCon
 from dessilbi.lab.training.build import load_data
 from dessilbi.paper.optimizers import COMPETITORS
 from dessilbi.paper.published import CLASSIFICATION, IMAGENET, PublishedTable
-from dessilbi.paper.recipe import Recipe, Scale, measure_training, seed_list
-from dessilbi.paper.sweep.sweep import Job, Label
-from dessilbi.paper.tables import Cell, Table
+from dessilbi.paper.recipe import CIFAR10_CUT, Recipe, Scale, measure_training, seed_list, seeded
+from dessilbi.paper.tables import Table, cell
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from dessilbi.lab.run.directory import RunDir
     from dessilbi.lab.training.loop import Place
     from dessilbi.paper.results import Results
+    from dessilbi.paper.sweep.sweep import Job
 
 
 @dataclass(frozen=True)
@@ -92,22 +92,16 @@ def jobs(
     found = []
     for column in columns:
         base: Config = getattr(column, scale)
+        base = replace(base, schedule=replace(base.schedule, warmup=warmup))
         for row in rows:
             optimizer = COMPETITORS[row]
             if base.data.name == "imagenet" and optimizer.name == "dessilbi":
                 optimizer = replace(optimizer, nu=1000.0)
             usual = 3 if row.startswith("dessilbi") and scale != "smoke" else 1
-            for seed in seed_list(seeds, usual):
-                config = replace(
-                    base,
-                    name=f"{name}-{column.name.replace(' ', '-')}-{row}",
-                    optimizer=optimizer,
-                    schedule=replace(base.schedule, warmup=warmup),
-                    seed=seed,
-                )
-                labels: dict[str, Label] = {"row": row, "column": column.name, "seed": seed}
-                key = f"{column.name}/{row}/seed={seed}"
-                found.append(Job(key=key, config=config, labels=labels))
+            run_name = f"{name}-{column.name.replace(' ', '-')}-{row}"
+            config = replace(base, name=run_name, optimizer=optimizer)
+            key, numbers = f"{column.name}/{row}", seed_list(seeds, usual)
+            found += seeded(key, config, numbers, row=row, column=column.name)
     # A seed of every row before a second one, DessiLBI first: half a table says something, too.
     return sorted(
         found, key=lambda job: (job.labels["seed"], not str(job.labels["row"]).startswith("dessi"))
@@ -122,16 +116,7 @@ def tables(
     for theirs, (ours, value) in columns.items():
         for row in published.rows:
             labels = {"row": row, "column": ours}
-            cells.append(
-                Cell(
-                    row,
-                    theirs,
-                    tuple(results.values(value, **labels)),
-                    published.value(row, theirs),
-                    published.spread(row),
-                    results.collapsed(**labels),
-                )
-            )
+            cells.append(cell(results, labels, row, theirs, value, published))
     notes = (
         "Test accuracy after the last epoch, in percent; collapsed seeds (never above 20 %) are "
         "counted but not averaged.",
@@ -208,7 +193,7 @@ RECIPES = (
         (CIFAR10,),
         {"resnet-20 cifar10": ("resnet-20 cifar10", "accuracy")},
         costs=("two hours on 2 cores", "half a day on a GPU"),
-        cut=(_SHORTER, "5,000 of 50,000 training images, 2,000 of 10,000 test images"),
+        cut=(_SHORTER, CIFAR10_CUT),
     ),
     _recipe(
         "table-imagenet",

@@ -15,9 +15,8 @@ from dessilbi.lab.run.files import CONFIG, checkpoint_name
 from dessilbi.lab.training.build import network_without_data
 from dessilbi.paper.figures import Images, Line, Panel, draw_images, draw_panels
 from dessilbi.paper.optimizers import COMPETITORS
-from dessilbi.paper.recipe import Recipe, Scale, measure_training, seed_list
-from dessilbi.paper.sweep.sweep import Job, Label
-from dessilbi.paper.tables import Cell, Table
+from dessilbi.paper.recipe import Recipe, Scale, measure_training, seed_list, seeded
+from dessilbi.paper.tables import Cell, Table, cell
 from dessilbi.paper.visual import by_norm, maximised, min_max
 
 if TYPE_CHECKING:
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
 
     from dessilbi.lab.training.loop import Place
     from dessilbi.paper.results import Results
+    from dessilbi.paper.sweep.sweep import Job
 
 EPOCHS: dict[Scale, int] = {"smoke": 4, "cpu": 20, "paper": 80}
 LAYER: dict[str, str] = {"smoke": "conv2", "cpu": "conv.c5", "paper": "conv.c5"}
@@ -50,20 +50,17 @@ def jobs(scale: Scale, seeds: int | None) -> list[Job]:
         if method == "DessiLBI":
             optimizer = replace(optimizer, kappa=10.0, nu=0.5 if smoke else 10.0)
             optimizer = replace(optimizer, lambd=0.02) if smoke else optimizer
-        for seed in seed_list(seeds, 1):
-            config = Config(
-                name=f"filters-{row}",
-                data=DataConfig(name="digits" if smoke else "mnist", images=512 if smoke else None),
-                model=ModelConfig(name="digits-net" if smoke else "lenet-5"),
-                optimizer=optimizer,
-                schedule=ScheduleConfig(kind="step", step_size=max(epochs // 2, 1), warmup=1.0),
-                epochs=epochs,
-                batch_size=128,
-                keep=tuple(range(epochs + 1)),
-                seed=seed,
-            )
-            labels: dict[str, Label] = {"method": method, "seed": seed}
-            found.append(Job(key=f"{method}/seed={seed}", config=config, labels=labels))
+        config = Config(
+            name=f"filters-{row}",
+            data=DataConfig(name="digits" if smoke else "mnist", images=512 if smoke else None),
+            model=ModelConfig(name="digits-net" if smoke else "lenet-5"),
+            optimizer=optimizer,
+            schedule=ScheduleConfig(kind="step", step_size=max(epochs // 2, 1), warmup=1.0),
+            epochs=epochs,
+            batch_size=128,
+            keep=tuple(range(epochs + 1)),
+        )
+        found += seeded(method, config, seed_list(seeds, 1), method=method)
     return found
 
 
@@ -86,13 +83,12 @@ def measure(run: RunDir, job: Job, place: Place) -> dict[str, Any]:
 
 def tables(results: Results) -> list[Table]:
     """How sparse the layer is and what that costs."""
-    cells = []
-    for method in ("SGD", "DessiLBI"):
-        ours = tuple(results.values("accuracy", method=method))
-        lost = results.collapsed(method=method)
-        cells.append(Cell(method, "accuracy, %", ours, collapsed=lost))
+    cells = [
+        cell(results, {"method": method}, method, "accuracy, %") for method in ("SGD", "DessiLBI")
+    ]
     records = results.learned(method="DessiLBI")
     shares = tuple(100 * len(r.values["inside"]) / len(r.values["norms"][-1]) for r in records)
+    lost = results.collapsed(method="DessiLBI")
     cells.append(Cell("DessiLBI", "filters of the layer in Gamma, %", shares, collapsed=lost))
     title = "Third convolution of LeNet-5 (the paper shows a figure without numbers)"
     return [Table("filters-lenet-5", title, cells)]

@@ -12,9 +12,8 @@ from dessilbi.lab.run.files import CONFIG, checkpoint_name
 from dessilbi.lab.training.build import load_data, network_without_data
 from dessilbi.paper.figures import Images, Line, Panel, draw_images, draw_panels
 from dessilbi.paper.optimizers import COMPETITORS
-from dessilbi.paper.recipe import Recipe, Scale, measure_curves, seed_list
-from dessilbi.paper.sweep.sweep import Job, Label
-from dessilbi.paper.tables import Cell, Table
+from dessilbi.paper.recipe import Recipe, Scale, measure_curves, seed_list, seeded
+from dessilbi.paper.tables import Table, cell
 from dessilbi.paper.visual import by_norm, guided_gradients, min_max
 
 if TYPE_CHECKING:
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 
     from dessilbi.lab.training.loop import Place
     from dessilbi.paper.results import Results
+    from dessilbi.paper.sweep.sweep import Job
 
 _PAPER = Config(
     data=DataConfig(name="imagenet"),
@@ -75,30 +75,19 @@ def jobs(scale: Scale, seeds: int | None) -> list[Job]:
             optimizer = replace(
                 COMPETITORS["dessilbi-mom-wd"], nu=NU[scale], lambd=LAMBD[scale], kappa=kappa
             )
-        for seed in seed_list(seeds, 1):
-            config = replace(
-                BASES[scale],
-                name=f"gradients-{method.lower()}",
-                optimizer=optimizer,
-                keep=(0, *moments(scale)),
-                seed=seed,
-            )
-            labels: dict[str, Label] = {"method": method, "seed": seed}
-            found.append(Job(key=f"{method}/seed={seed}", config=config, labels=labels))
+        config = replace(
+            BASES[scale],
+            name=f"gradients-{method.lower()}",
+            optimizer=optimizer,
+            keep=(0, *moments(scale)),
+        )
+        found += seeded(method, config, seed_list(seeds, 1), method=method)
     return found
 
 
 def tables(results: Results) -> list[Table]:
     """Accuracies of the runs behind the pictures."""
-    cells = [
-        Cell(
-            method,
-            "accuracy, %",
-            tuple(results.values("accuracy", method=method)),
-            collapsed=results.collapsed(method=method),
-        )
-        for method in METHODS
-    ]
+    cells = [cell(results, {"method": method}, method, "accuracy, %") for method in METHODS]
     title = "Runs behind the gradient images (the paper shows pictures and curves)"
     return [Table("gradients-resnet-18", title, cells)]
 

@@ -20,12 +20,12 @@ from dessilbi.paper.published import (
     OVERALL_DENSITY,
     PublishedTable,
 )
-from dessilbi.paper.recipe import Recipe, Scale, measure_training, over_seeds, seed_list
-from dessilbi.paper.sweep.sweep import Job
+from dessilbi.paper.recipe import Recipe, Scale, measure_training, over_seeds, seed_list, seeded
+from dessilbi.paper.sweep.sweep import Job, Label
 from dessilbi.paper.tables import Cell, Table
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from dessilbi.lab.run.directory import RunDir
@@ -71,7 +71,7 @@ SIZES: dict[Scale, dict[str, Size]] = {
 }
 
 
-def dense(network: str, scale: Scale, seed: int, optimizer: str) -> Config:
+def dense(network: str, scale: Scale, optimizer: str) -> Config:
     """The dense training: MNIST, 100 epochs, batch 128, the rate falling every 30."""
     size = SIZES[scale][network]
     smoke = scale == "smoke"
@@ -100,88 +100,70 @@ def dense(network: str, scale: Scale, seed: int, optimizer: str) -> Config:
         epochs=size.epochs,
         batch_size=64 if smoke else size.batch,
         keep=keep,
-        seed=seed,
     )
-
-
-def _job(network: str, method: str, seed: int, **more: object) -> Job:
-    labels = {"network": network, "method": method, "seed": seed}
-    return Job(key=f"{network}/{method}/seed={seed}", labels=labels, **more)  # type: ignore[arg-type]
 
 
 def layer_jobs(network: str, scale: Scale, seeds: int | None) -> list[Job]:
     """DessiLBI alone."""
-    return [
-        _job(network, "DessiLBI", seed, config=dense(network, scale, seed, "dessilbi-mom-wd"))
-        for seed in seed_list(seeds, SIZES[scale][network].seeds)
-    ]
+    numbers = seed_list(seeds, SIZES[scale][network].seeds)
+    config = dense(network, scale, "dessilbi-mom-wd")
+    return seeded(f"{network}/DessiLBI", config, numbers, network=network, method="DessiLBI")
 
 
 def finetune_jobs(network: str, scale: Scale, seeds: int | None) -> list[Job]:
     """Dense DessiLBI and SGD, both lotteries, and the rewound subnetworks."""
     size = SIZES[scale][network]
     last = size.epochs
-    short = max(last // 10, 1)
+    numbers = seed_list(seeds, size.seeds)
     found = layer_jobs(network, scale, seeds)
-    for seed in seed_list(seeds, size.seeds):
-        parent, sgd = (f"{network}/{method}/seed={seed}" for method in ("DessiLBI", "SGD"))
+    config = dense(network, scale, "sgd-mom-wd")
+    found += seeded(f"{network}/SGD", config, numbers, network=network, method="SGD")
+    for seed in numbers:
+
+        def key(method: str, seed: int = seed) -> str:
+            return f"{network}/{method}/seed={seed}"
 
         def rewound(
-            runs: Mapping[str, RunDir], how: Retrain, epochs: int | None, parent: str = parent
+            runs: Mapping[str, RunDir], how: Retrain, epochs: int | None, parent: str
         ) -> Config:
             run = runs[parent]
-            choice = Choice(epoch=last)
-            return prepare(run, choice, how, run.path.parent, epochs=epochs)
+            return prepare(run, Choice(epoch=last), how, run.path.parent, epochs=epochs)
 
-        def sgd_lottery(runs: Mapping[str, RunDir], parent: str = parent, sgd: str = sgd) -> Config:
+        def sgd_lottery(runs: Mapping[str, RunDir], parent: str, sgd: str) -> Config:
             ticket = open_path(runs[parent]).mask(epoch=last)
             mask = largest_as(trained_network(runs[sgd]), ticket)
             words = "largest weights at the layer densities of Gamma"
             folder = runs[sgd].path.parent
             return retrain(runs[sgd], mask, folder, method="lottery", words=words, weights="init")
 
-        found.append(_job(network, "SGD", seed, config=dense(network, scale, seed, "sgd-mom-wd")))
-        found.append(
-            _job(
-                network,
+        parent, sgd = key("DessiLBI"), key("SGD")
+        later: list[tuple[str, Callable[..., Config], tuple[str, ...], int]] = [
+            (
                 "DessiLBI (Lottery)",
-                seed,
-                config=partial(rewound, how=Retrain("scratch"), epochs=None),
-                needs=(parent,),
-                epochs=last,
-            )
-        )
-        found.append(
-            _job(
-                network,
-                "SGD (Lottery)",
-                seed,
-                config=sgd_lottery,
-                needs=(parent, sgd),
-                epochs=last,
-            )
-        )
+                partial(rewound, how=Retrain("scratch"), epochs=None, parent=parent),
+                (parent,),
+                last,
+            ),
+            ("SGD (Lottery)", partial(sgd_lottery, parent=parent, sgd=sgd), (parent, sgd), last),
+        ]
         for fraction in REWINDS:
             epoch = round(last * fraction)
-            left = max(last - epoch, short)
-            found.append(
-                _job(
-                    network,
-                    f"F-epoch{round(100 * fraction)}",
-                    seed,
-                    config=partial(rewound, how=Retrain("rewind", epoch), epochs=left),
-                    needs=(parent,),
-                    epochs=left,
-                )
-            )
+            left = max(last - epoch, last // 10, 1)
+            how = Retrain("rewind", epoch)
+            config_of = partial(rewound, how=how, epochs=left, parent=parent)
+            later.append((f"F-epoch{round(100 * fraction)}", config_of, (parent,), left))
+        for method, made, needs, epochs in later:
+            labels: dict[str, Label] = {"network": network, "method": method, "seed": seed}
+            job = Job(key=key(method), config=made, needs=needs, epochs=epochs, labels=labels)
+            found.append(job)
     return found
 
 
 def tables(network: str, results: Results) -> list[Table]:
     """Density by layer next to the paper's, and of all layers together."""
     published = PUBLISHED[network]
-    records = results.learned(network=network, method="DessiLBI")
-    lost = results.collapsed(network=network, method="DessiLBI")
+    labels = {"network": network, "method": "DessiLBI"}
+    records, lost = results.learned(**labels), results.collapsed(**labels)
     cells = []
     for layer in published.columns:
         ours = tuple(r.values["densities"][f"{layer}.weight"] for r in records)

@@ -11,9 +11,9 @@ from dessilbi.lab.run.files import MASK
 from dessilbi.paper.baselines.start import density
 from dessilbi.paper.figures import Line, Panel, Points, draw_panels
 from dessilbi.paper.published import LOTTERY
-from dessilbi.paper.recipe import Recipe, Scale, measure_curves, seed_list, stand_in
+from dessilbi.paper.recipe import CIFAR10_CUT, Recipe, Scale, measure_curves, seed_list, stand_in
 from dessilbi.paper.recipes.lottery_jobs import PanelJobs, size_of
-from dessilbi.paper.tables import Cell, Table
+from dessilbi.paper.tables import Table, cell
 from dessilbi.path import Mask
 from dessilbi.path.names import weights_with_twin
 
@@ -65,12 +65,7 @@ def _methods(results: Results) -> dict[str, list[str]]:
 def tables(name: str, results: Results) -> list[Table]:
     """The figure in numbers; the paper gives none."""
     cells = [
-        Cell(
-            f"{method}, dense",
-            "accuracy",
-            tuple(results.values("accuracy", method=method, at="dense")),
-            collapsed=results.collapsed(method=method, at="dense"),
-        )
+        cell(results, {"method": method, "at": "dense"}, f"{method}, dense", "accuracy")
         for method in ("SGD", "DessiLBI")
     ]
     for method, places in sorted(_methods(results).items()):
@@ -78,9 +73,7 @@ def tables(name: str, results: Results) -> list[Table]:
             labels = {"method": method, "at": at}
             kept = results.values("kept", **labels)
             size = f"{100 * sum(kept) / len(kept):.2f} % of the weights" if kept else ""
-            ours = tuple(results.values("accuracy", **labels))
-            lost = results.collapsed(**labels)
-            cells.append(Cell(method, f"{at}: {size}", ours, collapsed=lost))
+            cells.append(cell(results, labels, method, f"{at}: {size}"))
     title = f"Lottery, {_trained(name, results)}: test accuracy after retraining, in percent"
     note = "The paper shows this as a figure without numbers."
     return [Table(f"lottery-{name}", title, cells, notes=(note,))]
@@ -152,7 +145,7 @@ def _recipe(panel: str, name: str) -> Recipe:
         cuts={
             "cpu": (
                 *cpu,
-                "5,000 of 50,000 training images, 2,000 of 10,000 test images",
+                CIFAR10_CUT,
                 "nu divided by 10, as there are far fewer steps for Gamma to grow in"
                 + ("" if deep else f", lambd by {size_of(name, 'cpu').gentler:g}"),
                 "fewer early stops and densities",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dessilbi.lab.analysis.networks import trained_network
 from dessilbi.lab.analysis.subnetworks import open_path
-from dessilbi.lab.run.config import Config, DataConfig, ModelConfig, OptimizerConfig, ScheduleConfig
+from dessilbi.lab.run.config import Config, ModelConfig, OptimizerConfig, ScheduleConfig
 from dessilbi.lab.training.build import network_without_data
 from dessilbi.paper.baselines import iterative, slimming, soft_filters, tickets
 from dessilbi.paper.baselines import train as methods
@@ -17,6 +17,7 @@ from dessilbi.paper.baselines.gradual import gradually_pruned
 from dessilbi.paper.baselines.scratch import scratch
 from dessilbi.paper.baselines.start import retrain
 from dessilbi.paper.published import LOTTERY
+from dessilbi.paper.recipe import CIFAR10
 from dessilbi.paper.sweep.sweep import Job, Label
 
 if TYPE_CHECKING:
@@ -48,24 +49,8 @@ class Size:
     densities alone."""
 
 
-_PAPER = Config(
-    data=DataConfig(name="cifar10"),
-    schedule=ScheduleConfig(kind="multistep", milestones=(80, 120)),
-    epochs=160,
-    batch_size=128,
-)
-_CPU = replace(
-    _PAPER,
-    data=DataConfig(name="cifar10", images=5_000, test_images=2_000),
-    schedule=ScheduleConfig(kind="multistep", milestones=(8, 12)),
-    epochs=16,
-)
-_SMALLER = replace(_CPU, schedule=ScheduleConfig(kind="multistep", milestones=(4, 6)), epochs=8)
-_SMOKE = Config(
-    data=DataConfig(images=512),
-    schedule=ScheduleConfig(kind="multistep", milestones=(1,)),
-    epochs=2,
-    batch_size=64,
+_SMALLER = replace(
+    CIFAR10["cpu"], schedule=ScheduleConfig(kind="multistep", milestones=(4, 6)), epochs=8
 )
 
 
@@ -74,13 +59,15 @@ def size_of(name: str, scale: Scale) -> Size:
     deep = name.startswith("resnet")
     if scale == "paper":
         model = name.removesuffix("-lasso")
-        return Size(model, _PAPER, (5, 10, 20, 40, 80, 160), (0.1, 0.2, 0.4, 0.6), seeds=5)
+        return Size(
+            model, CIFAR10["paper"], (5, 10, 20, 40, 80, 160), (0.1, 0.2, 0.4, 0.6), seeds=5
+        )
     if scale == "smoke":
-        return Size("digits-net", _SMOKE, (1, 2), (0.5,), seeds=1, quicker=100.0)
+        return Size("digits-net", CIFAR10["smoke"], (1, 2), (0.5,), seeds=1, quicker=100.0)
     if deep:
         return Size("resnet-8", _SMALLER, (2, 4, 8), (0.2, 0.5), seeds=1, quicker=10.0)
     gentler, stops = (3.0, (2, 4, 8, 16)) if name.endswith("-lasso") else (1.4, (4, 6, 8, 16))
-    return Size("vgg-4", _CPU, stops, (0.2, 0.5), seeds=2, quicker=10.0, gentler=gentler)
+    return Size("vgg-4", CIFAR10["cpu"], stops, (0.2, 0.5), seeds=2, quicker=10.0, gentler=gentler)
 
 
 def optimizer_of(name: str, size: Size) -> OptimizerConfig:
