@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn.functional import cross_entropy
 
-from dessilbi import DessiLBI, NestedTraining, NestedWidths, split_parameters
+from dessilbi import DessiLBI, NestedSchedule, NestedTraining, NestedWidths, split_parameters
 from dessilbi.cli.memory import keep_freed_memory
 from dessilbi.lab.models import make_model
 
@@ -56,7 +56,12 @@ def blocks(network: str, kind: str, images: int, full: float, tilt: float) -> Ca
         now: NestedTraining | NestedWidths | None = None
         if kind == "nested":
             highest = 0.3 if by_weight else 1.0
-            now = NestedTraining(model, opt, steps, highest=highest, full=full, tilt=tilt)
+            now = NestedTraining(
+                model,
+                opt,
+                steps,
+                schedule=NestedSchedule(max_density=highest, full_fraction=full, draw_power=tilt),
+            )
         elif kind == "widths":
             now = NestedWidths(model, opt, steps, x)
         start = time.process_time()

@@ -65,7 +65,15 @@ NESTED = replace(
     SMALL,
     name="small-nested",
     keep=(),
-    nested=NestedConfig(on=True, lowest=0.02, begin=0.1, descended=0.4, full=0.2, refresh=3),
+    nested=NestedConfig(
+        on=True,
+        min_density=0.02,
+        max_density=1.0,
+        ramp_start=0.1,
+        ramp_end=0.4,
+        full_fraction=0.2,
+        rank_every=3,
+    ),
 )
 PRUNED = replace(
     SMALL,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dessilbi.compaction import compact
-    from dessilbi.nested import NestedTraining, NestedWidths
+    from dessilbi.nested import NestedSchedule, NestedTraining, NestedWidths
     from dessilbi.optim import DessiLBI, split_parameters
     from dessilbi.path import Mask, PathRecorder, SolutionPath
     from dessilbi.subnet import project, recalibrate_batchnorm
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _HOME = {
     "DessiLBI": "dessilbi.optim",
     "Mask": "dessilbi.path",
+    "NestedSchedule": "dessilbi.nested",
     "NestedTraining": "dessilbi.nested",
     "NestedWidths": "dessilbi.nested",
     "PathRecorder": "dessilbi.path",
@@ -33,6 +34,7 @@ _HOME = {
 __all__ = [
     "DessiLBI",
     "Mask",
+    "NestedSchedule",
     "NestedTraining",
     "NestedWidths",
     "PathRecorder",

@@ -140,7 +140,7 @@ def test_the_hash_changes_with_every_number() -> None:
 def test_options_of_what_is_off_do_not_name_the_run() -> None:
     base = Config()
     for off in (
-        replace(base, nested=NestedConfig(lowest=0.1)),
+        replace(base, nested=NestedConfig(min_density=0.1)),
         replace(base, prune=PruneConfig(begin=0.3)),
         replace(base, freeze=FreezeConfig(nu=3.0)),
         replace(base, stop=StopConfig(window=9)),
@@ -148,7 +148,7 @@ def test_options_of_what_is_off_do_not_name_the_run() -> None:
         assert off.hash == base.hash
     for on in (
         replace(base, nested=NestedConfig(on=True)),
-        replace(base, nested=NestedConfig(on=True, lowest=0.1)),
+        replace(base, nested=NestedConfig(on=True, min_density=0.1)),
         replace(base, prune=PruneConfig(density=0.3)),
         replace(base, freeze=FreezeConfig(epoch=3)),
         replace(base, stop=StopConfig(when_stable=True)),
@@ -157,9 +157,3 @@ def test_options_of_what_is_off_do_not_name_the_run() -> None:
     assert len({replace(base, prune=PruneConfig(density=d)).hash for d in (0.1, 0.2)}) == 2
     assert "tied" not in base.decisive["optimizer"]  # runs of before have their names
     assert replace(base, optimizer=OptimizerConfig(tied=True)).hash != base.hash
-
-
-def test_options_that_there_are_no_more_are_left_out() -> None:
-    values = json.loads(to_json(Config(name="a")))
-    values["nested"]["large"] = 0.5  # of runs made before several budgets a step
-    assert from_json(json.dumps(values)) == Config(name="a")

@@ -131,8 +131,10 @@ def test_two_processes_walk_the_path_of_one(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("widths", [False, True])
 def test_nested_training_in_two_processes_is_that_of_one(widths: bool, tmp_path: Path) -> None:
-    nested = NestedConfig(on=True, lowest=0.1, begin=0.1, descended=0.3, full=0.2, refresh=5)
-    config = replace(DIGITS, nested=replace(nested, widths=widths))
+    nested = NestedConfig(
+        on=True, min_density=0.1, ramp_start=0.1, ramp_end=0.3, full_fraction=0.2, rank_every=5
+    )
+    config = replace(DIGITS, nested=replace(nested, by_width=widths))
     if widths:
         config = replace(config, optimizer=replace(config.optimizer, exclude=("fc",)))
     pair = torchrun(config, tmp_path)
@@ -140,7 +142,7 @@ def test_nested_training_in_two_processes_is_that_of_one(widths: bool, tmp_path:
     left, right = pair.load(LAST), alone.load(LAST)
     assert left is not None
     assert right is not None
-    assert any(name.startswith("nested/levels.") for name in right.tensors)
+    assert any(name.startswith("nested/ranks/") for name in right.tensors)
     for name, tensor in right.tensors.items():
         if name != "random/cpu":
             torch.testing.assert_close(left.tensors[name], tensor, rtol=0, atol=1e-9)

@@ -12,7 +12,7 @@ import torch
 from dessilbi.cli import main
 from dessilbi.compaction import compact
 from dessilbi.lab.analysis.frontier import curves, frontier
-from dessilbi.lab.analysis.networks import trained_network
+from dessilbi.lab.analysis.networks import trained_network, weights_under
 from dessilbi.lab.analysis.subnetworks import open_path
 from dessilbi.lab.run.config import (
     Config,
@@ -28,7 +28,6 @@ from dessilbi.lab.run.directory import RunDir
 from dessilbi.lab.training.build import fresh_network, load_data
 from dessilbi.lab.training.callbacks import Companions
 from dessilbi.lab.training.loop import Place, train
-from dessilbi.nested.branches import own_weights
 from dessilbi.paper.optimizers import COMPETITORS, make_optimizer, twin_groups
 from lab_runs import (
     NESTED,
@@ -51,7 +50,7 @@ WIDTHS = replace(
     CONV,
     name="small-widths",
     optimizer=replace(SMALL.optimizer, exclude=("fc",)),
-    nested=replace(NESTED.nested, lowest=0.1, widths=True),
+    nested=replace(NESTED.nested, min_density=0.1, by_width=True),
 )
 FROZEN = replace(SMALL, name="small-frozen", keep=(), freeze=FreezeConfig(epoch=1))
 
@@ -111,7 +110,7 @@ def test_a_width_with_weights_of_its_own_is_taken_with_them(tmp_path: Path) -> N
     path, last = open_path(run), run.load("checkpoint-last")
     assert last is not None
     mask = path.mask(density=0.5)
-    own = own_weights(last.part("nested"), mask, last.part("model"))
+    own = weights_under(WIDTHS, last, mask)
     shared = last.part("model")["fc.weight"]
     assert (own["fc.weight"] != 0).any()
     assert not torch.equal(own["fc.weight"], shared)
@@ -169,7 +168,7 @@ def test_a_subnetwork_of_a_nested_run_is_trained_alone(nested: RunDir, tmp_path:
     [
         (replace(NESTED, optimizer=COMPETITORS["sgd-mom-wd"]), "--nested trains along the path"),
         (replace(NESTED, prune=PruneConfig(density=0.1)), "exclude each other"),
-        (replace(WIDTHS, optimizer=SMALL.optimizer), r"--nested\.widths: parameter 'fc.weight'"),
+        (replace(WIDTHS, optimizer=SMALL.optimizer), r"--nested\.by-width: parameter 'fc.weight'"),
         (replace(PRUNED, freeze=FreezeConfig(epoch=1)), r"--freeze\.epoch freezes the support"),
     ],
 )
@@ -186,19 +185,22 @@ def companions(config: Config) -> Companions:
 
 
 def test_options_that_are_not_given_are_the_best_of_each_way() -> None:
-    for config, lowest, descended, full in ((CONV, 0.004, 0.25, 0.05), (WIDTHS, 0.125, 0.3, 1.0)):
-        nested = NestedConfig(on=True, widths=config.nested.widths)
+    for config, smallest, end, full in ((CONV, 0.004, 0.25, 0.3), (WIDTHS, 0.125, 0.3, 1.0)):
+        nested = NestedConfig(on=True, by_width=config.nested.by_width)
         made = companions(replace(config, nested=nested)).nested
         assert made is not None
-        assert (made.lowest, made.descended, made.full) == (lowest, descended, full)
-        made = companions(replace(config, nested=replace(nested, full=0.3, lowest=0.2))).nested
+        schedule = made.schedule
+        found = (schedule.min_density, schedule.ramp_end, schedule.full_fraction)
+        assert found == (smallest, end, full)
+        nested = replace(nested, full_fraction=0.4, min_density=0.2)
+        made = companions(replace(config, nested=nested)).nested
         assert made is not None
-        assert (made.lowest, made.full) == (0.2, 0.3)
+        assert (made.schedule.min_density, made.schedule.full_fraction) == (0.2, 0.4)
 
 
-def test_thrift_knows_what_weights_cost() -> None:
+def test_the_exponent_of_macs_knows_what_weights_cost() -> None:
     by_weight = replace(CONV, optimizer=replace(CONV.optimizer, penalty="lasso"))
-    made = companions(replace(by_weight, nested=replace(NESTED.nested, thrift=0.5))).nested
+    made = companions(replace(by_weight, nested=replace(NESTED.nested, mac_exponent=0.5))).nested
     assert made is not None
     assert made._prices == {"conv1.weight": 8.0, "conv2.weight": 8.0, "fc.weight": 1.0}
     made = companions(by_weight).nested

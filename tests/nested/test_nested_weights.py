@@ -1,86 +1,59 @@
-"""Nested training: what a step trains, what it leaves alone, and what can be read off after."""
+"""Nested training by weight: what a step trains, what it leaves alone, what can be read off."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from nested_nets import (
+    OPTIONS,
+    Net,
+    Remembering,
+    batch,
+    by_weight,
+    make,
+    train,
+    train_in_place,
+    weights,
+)
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from compilers import needs_compiler
-from dessilbi import DessiLBI, PathRecorder, SolutionPath, split_parameters
-from dessilbi.nested.levels import FULL
+from dessilbi import (
+    DessiLBI,
+    NestedTraining,
+    PathRecorder,
+    SolutionPath,
+    recalibrate_batchnorm,
+    split_parameters,
+)
 from dessilbi.optim._reference import Reference
 from dessilbi.path import count_macs_per_weight
-from dessilbi.subnet import NestedTraining
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-OPTIONS: dict[str, Any] = {
-    "lr": 0.1,
-    "nu": 5.0,
-    "lambd": 0.05,
-    "momentum": 0.9,
-    "weight_decay": 1e-3,
-}
-EARLY: dict[str, Any] = {"begin": 0.0, "descended": 0.0, "settled": 1.0, "full": 0.2}
-"""Every budget from the first step on."""
-
-
-class Net(nn.Module):
-    """A convolution by filter, BatchNorm, and two linear layers by element."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(1, 8, 3)
-        self.norm = nn.BatchNorm2d(8)
-        self.hidden = nn.Linear(8 * 16, 20)
-        self.out = nn.Linear(20, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(self.hidden(self.norm(self.conv(x)).relu().flatten(1)).relu())
-
-
-def make(dtype: torch.dtype = torch.float64, **options: Any) -> tuple[Net, DessiLBI]:
-    torch.manual_seed(0)
-    net = Net().to(dtype)
-    return net, DessiLBI(split_parameters(net), **(OPTIONS | options))
-
-
-def batch(step: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(step)
-    x = torch.randn(16, 1, 6, 6, dtype=torch.float64, generator=generator)
-    return x.to(dtype), torch.randint(4, (16,), generator=generator)
-
-
-def train(net: nn.Module, opt: DessiLBI, nested: NestedTraining, start: int, stop: int) -> None:
-    for step in range(start, stop):
-        x, y = batch(step, next(net.parameters()).dtype)
-        opt.zero_grad()
-        with nested:
-            cross_entropy(net(x), y).backward()
-        opt.step()
-
-
-def weights(net: nn.Module) -> dict[str, Tensor]:
-    return {name: p.detach().clone() for name, p in net.named_parameters()}
+NEVER_WHOLE = {"max_density": 0.5, "full_fraction": 0.0}
 
 
 # ---------------------------------------------------------------------- a step
 
 
+@pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize(
     "how", [{}, {"foreach": True}, pytest.param({"fused": True}, marks=needs_compiler)]
 )
-def test_steps_are_those_of_the_masked_network(how: dict[str, bool]) -> None:
+def test_gradients_of_all_networks_add_up(how: dict[str, bool], in_place: bool) -> None:
     """Against gradients of the masked weights and the literal reference, step by step."""
     net, opt = make(**how)
-    nested = NestedTraining(net, opt, 30, refresh=4, lowest=0.02, **EARLY)
+    # Else a filter that is not there is 0 before its ReLU but for rounding, which decides.
+    nn.init.normal_(net.norm.bias)
+    nested = by_weight(net, opt, budgets_per_step=3)
     twins = dict(opt.twins())
     references = {}
     for name, p in net.named_parameters():
@@ -88,41 +61,47 @@ def test_steps_are_those_of_the_masked_network(how: dict[str, bool]) -> None:
         if name in twins:
             kind = "group_lasso" if p.ndim == 4 else "lasso"
         references[name] = Reference(p.detach().clone(), penalty=kind, **OPTIONS)
-    shadow = Net().double()
-    budgets = set()
+    shadow = Net().double().train()
+    drawn = []
     for step in range(30):
         x, y = batch(step)
         opt.zero_grad()
-        with nested:
-            loss = cross_entropy(net(x), y)
-            loss.backward()
-            budgets.add(nested.budget)
-            mask = nested.mask(nested.budget)
+        if in_place:
+            with nested:
+                loss = cross_entropy(net(x), y)
+                loss.backward()
+        else:
+            _, loss = nested.backward(x, partial(cross_entropy, target=y))
         opt.step()
-
-        masked = {
-            name: (r.W * mask[name] if name in twins else r.W.clone()).requires_grad_()
-            for name, r in references.items()
-        }
-        wanted = cross_entropy(functional_call(shadow.train(), masked, (x,)), y)
-        grads = torch.autograd.grad(wanted, list(masked.values()))
-        torch.testing.assert_close(loss.detach(), wanted.detach())
-        for (name, reference), grad in zip(references.items(), grads, strict=True):
-            reference.step(grad, mask[name] if name in twins else None)
-        for name, p in net.named_parameters():
-            torch.testing.assert_close(p.detach(), references[name].W, rtol=1e-10, atol=1e-11)
-    assert len(budgets) > 10
-    assert max(budgets) == 1.0
+        drawn.append(nested.budgets)
+        masks = [nested.mask(budget) for budget in nested.budgets]
+        total: dict[str, Tensor] = {}
+        for number, mask in enumerate(masks):
+            masked = {
+                name: (r.W * mask[name] if name in twins else r.W.clone()).requires_grad_()
+                for name, r in references.items()
+            }
+            wanted = cross_entropy(functional_call(shadow, masked, (x,)), y)
+            if number == 0:
+                torch.testing.assert_close(loss.detach(), wanted.detach())
+            grads = torch.autograd.grad(wanted, list(masked.values()))
+            for name, grad in zip(masked, grads, strict=True):
+                inside = grad * mask[name] if name in twins else grad
+                total[name] = total.get(name, 0) + inside
+        for name, reference in references.items():
+            reference.step(total[name], masks[0][name] if name in twins else None)
+            torch.testing.assert_close(net.get_parameter(name).detach(), reference.W)
+    assert {len(budgets) for budgets in drawn} == ({1} if in_place else {3, 4})
+    assert max(budgets[0] for budgets in drawn) == 1
 
 
 def test_what_is_outside_feels_the_coupling_and_has_no_gradient() -> None:
     net, opt = make()
-    nested = NestedTraining(net, opt, 100, lowest=0.02, highest=0.5, **EARLY | {"full": 0.0})
+    nested = by_weight(net, opt, schedule=NEVER_WHOLE)
     before = weights(net)
     x, y = batch(0)
-    with nested:
-        cross_entropy(net(x), y).backward()
-        mask = nested.mask(nested.budget)
+    nested.backward(x, partial(cross_entropy, target=y))
+    mask = nested.mask(nested.budgets[0])
     assert mask.density < 0.99
     assert all(torch.equal(p.detach(), before[n]) for n, p in net.named_parameters())
     for name in mask.names:
@@ -137,25 +116,183 @@ def test_what_is_outside_feels_the_coupling_and_has_no_gradient() -> None:
         assert not opt.state[net.get_parameter(name)]["momentum_buffer"][~mask[name]].any()
 
 
-def test_the_forward_pass_sees_zeros_outside() -> None:
+def test_a_loss_may_read_what_forward_stored() -> None:
+    """An auxiliary loss gets the value of the pass that it is made for, whatever was before."""
+    torch.manual_seed(0)
+    net = Remembering().double()
+    opt = torch.optim.SGD(split_parameters(net), lr=0.1)
+    nested = by_weight(net, opt, budgets_per_step=2)
+    x, y = batch(0)
+    with torch.no_grad():
+        net(-x)  # an evaluation in between
+    nested.backward(x, lambda output: cross_entropy(output, y) + net.h.square().mean())
+    budgets, found = nested.budgets, {n: p.grad for n, p in net.named_parameters()}
+    assert len(budgets) >= 2
+    wanted = {n: torch.zeros_like(p) for n, p in net.named_parameters()}
+    for budget in budgets:
+        mask = nested.mask(budget)
+        masked = {
+            n: (p.detach() * mask[n] if n in mask.names else p.detach()).requires_grad_()
+            for n, p in net.named_parameters()
+        }
+        value = cross_entropy(functional_call(net, masked, (x,)), y) + net.h.square().mean()
+        for name, grad in zip(masked, torch.autograd.grad(value, [*masked.values()]), strict=True):
+            wanted[name] += grad * mask[name] if name in mask.names else grad
+    for name, grad in wanted.items():
+        torch.testing.assert_close(found[name], grad)
+    assert nested.network(budgets[0])(x).shape == (16, 4), "a graph in the network is not copied"
+
+
+def test_a_loss_sees_the_weights_of_its_pass() -> None:
     net, opt = make()
-    nested = NestedTraining(net, opt, 100, lowest=0.02, highest=0.5, **EARLY | {"full": 0.0})
-    with nested:
-        mask = nested.mask(nested.budget)
+    nested = by_weight(net, opt, schedule=NEVER_WHOLE)
+    seen = []
+    x, y = batch(0)
+
+    def loss(output: Tensor) -> Tensor:
+        seen.append(float((net.hidden.weight != 0).double().mean()))
+        return cross_entropy(output, y) + net.hidden.weight.abs().sum()
+
+    nested.backward(x, loss)
+    assert seen == sorted(seen)
+    assert len(seen) == 2
+    assert seen[-1] < 0.6
+    mask = nested.mask(nested.budgets[0])["hidden.weight"]
+    assert net.hidden.weight.grad is not None
+    assert not net.hidden.weight.grad[~mask].any()
+
+
+def test_hooks_that_are_added_during_training_are_called() -> None:
+    net, opt = make()
+    nested = by_weight(net, opt, 60)
+    train(net, opt, nested, 0, 20)
+    calls = []
+    net.hidden.register_forward_hook(lambda *_: calls.append("forward"))
+    net.hidden.register_full_backward_hook(lambda *_: calls.append("backward"))
+    networks = 0
+    for step in range(20, 30):
+        train(net, opt, nested, step, step + 1)
+        networks += len(nested.budgets)
+    assert calls.count("forward") == calls.count("backward") == networks
+
+
+def test_statistics_follow_the_whole_network() -> None:
+    net, opt = make()
+    nested = by_weight(net, opt, 40)
+    changes = []
+    for step in range(40):
+        before = {name: b.clone() for name, b in net.norm.named_buffers()}
+        (train if step % 2 else train_in_place)(net, opt, nested, step, step + 1)
+        changed = any(not torch.equal(b, before[name]) for name, b in net.norm.named_buffers())
+        assert changed is (nested.budgets[0] == 1)
+        changes.append(changed)
+    assert set(changes) == {True, False}
+
+
+def test_without_the_whole_network_statistics_follow_the_largest() -> None:
+    net, opt = make()
+    nested = by_weight(net, opt, schedule=NEVER_WHOLE)
+    x, y = batch(0)
+    nested.backward(x, partial(cross_entropy, target=y))
+    other = Net().double()
+    other.load_state_dict(make()[0].state_dict())
+    with torch.no_grad():
+        for name in nested.mask(0.5).names:
+            other.get_parameter(name).mul_(nested.mask(nested.budgets[0])[name])
+    other(x)
+    for name, b in net.named_buffers():
+        assert torch.equal(b, other.get_buffer(name))
+
+
+def test_a_batch_may_come_in_parts() -> None:
+    found = []
+    for parts in (1, 2):
+        torch.manual_seed(0)
+        net = Remembering().double()
+        opt = DessiLBI(split_parameters(net), **OPTIONS)
+        nested = by_weight(net, opt)
+        for step in range(12):
+            x, y = batch(step)
+            opt.zero_grad()
+            for some, labels in zip(x.chunk(parts), y.chunk(parts), strict=True):
+                nested.backward(some, partial(cross_entropy, target=labels), weight=1 / parts)
+            opt.step()
+        found.append(weights(net))
+    for name, W in found[0].items():
+        torch.testing.assert_close(found[1][name], W)
+
+
+def test_one_budget_a_step_is_that_of_the_context() -> None:
+    found = []
+    for step_by in (train, train_in_place):
+        net, opt = make()
+        nn.init.normal_(net.norm.bias)
+        step_by(net, opt, by_weight(net, opt, 40, budgets_per_step=1), 0, 40)
+        found.append(weights(net))
+    for name, W in found[0].items():
+        torch.testing.assert_close(found[1][name], W)
+
+
+def test_a_frozen_weight_stays() -> None:
+    net, opt = make()
+    net.hidden.weight.requires_grad_(requires_grad=False)
+    before = net.hidden.weight.clone()
+    train(net, opt, by_weight(net, opt), 0, 8)
+    assert torch.equal(net.hidden.weight, before)
+    assert net.hidden.weight.grad is None
+
+
+def test_outputs_may_be_structures_and_inputs_several() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.Linear(3, 4), nn.Linear(5, 4)
+
+        def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+            return {"sum": self.one(x) + self.two(y)}
+
+    net = Two()
+    opt = torch.optim.SGD(split_parameters(net), lr=0.1)
+    nested = by_weight(net, opt)
+    output, _ = nested.backward((torch.ones(2, 3), torch.ones(2, 5)), lambda o: o["sum"].sum())
+    assert not output["sum"].requires_grad
+    opt.step()
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_weights_may_lie_in_memory_as_they_like(layout: torch.memory_format) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.Flatten())
+    twin = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.Flatten()).double()
+    twin.load_state_dict(net.state_dict())
+    for one in (net.double().to(memory_format=layout), twin):
+        opt = DessiLBI(split_parameters(one, {"*": {"penalty": "lasso"}}), **OPTIONS)
+        nested = by_weight(one, opt)
+        for step in range(8):
+            generator = torch.Generator().manual_seed(step)
+            x = torch.randn(8, 3, 5, 5, dtype=torch.float64, generator=generator)
+            opt.zero_grad()
+            nested.backward(x, lambda output: output.square().mean())
+            opt.step()
+    for name, W in weights(net).items():
+        torch.testing.assert_close(W, twin.get_parameter(name).detach(), rtol=1e-9, atol=1e-10)
+
+
+# ---------------------------------------------------------------------- weights in place
+
+
+def test_the_forward_pass_sees_zeros_outside_and_weights_come_back() -> None:
+    net, opt = make()
+    nested = by_weight(net, opt, schedule=NEVER_WHOLE)
+    before = weights(net)
+    with suppress(ArithmeticError), nested:
+        mask = nested.mask(nested.budgets[0])
         for name in mask.names:
             p = net.get_parameter(name).detach()
             assert not p[~mask[name]].any()
             assert p[mask[name]].all()
-
-
-def test_weights_come_back_when_the_body_raises() -> None:
-    net, opt = make()
-    nested = NestedTraining(net, opt, 100, lowest=0.02, highest=0.5, **EARLY | {"full": 0.0})
-    before = weights(net)
-    with pytest.raises(ZeroDivisionError), nested:
-        1 / 0  # noqa: B018
+        raise ArithmeticError
     assert all(torch.equal(p.detach(), before[n]) for n, p in net.named_parameters())
-    assert all(m.momentum == 0.1 for m in net.modules() if isinstance(m, nn.BatchNorm2d))
     x, y = batch(0)
     cross_entropy(net(x), y).backward()
     opt.step()  # a step without the context trains everything
@@ -166,7 +303,7 @@ def test_weights_come_back_when_the_body_raises() -> None:
 def test_contexts_do_not_nest_and_may_follow_each_other() -> None:
     """Several passes before a step accumulate gradients of one subnetwork."""
     net, opt = make()
-    nested = NestedTraining(net, opt, 100, lowest=0.02, highest=0.5, **EARLY | {"full": 0.0})
+    nested = by_weight(net, opt, schedule=NEVER_WHOLE)
     with nested, pytest.raises(RuntimeError, match="do not nest"):
         nested.__enter__()
     budgets = []
@@ -174,53 +311,18 @@ def test_contexts_do_not_nest_and_may_follow_each_other() -> None:
         x, y = batch(step)
         with nested:
             cross_entropy(net(x), y).backward()
-        budgets.append(nested.budget)
+        budgets += nested.budgets
     opt.step()
     with nested:
-        budgets.append(nested.budget)
+        budgets += nested.budgets
     assert budgets[0] == budgets[1] == budgets[2] != budgets[3]
 
 
-def test_batchnorm_statistics_follow_the_whole_network() -> None:
-    net, opt = make()
-    nested = NestedTraining(net, opt, 50, lowest=0.02, **EARLY)
-    seen = set()
-    for step in range(50):
-        x, y = batch(step)
-        assert net.norm.running_mean is not None
-        before = net.norm.running_mean.clone()
-        with nested:
-            cross_entropy(net(x), y).backward()
-        opt.step()
-        changed = not torch.equal(before, net.norm.running_mean)
-        assert changed == (nested.budget == 1)
-        seen.add(changed)
-    assert seen == {True, False}
-
-
-def test_masked_batches_do_not_count_in_a_cumulative_average() -> None:
-    net, opt = make()
-    net.norm.momentum = None
-    nested = NestedTraining(net, opt, 20, lowest=0.02, **EARLY | {"full": 0.5})
-    seen = []
-    for step in range(20):
-        x, y = batch(step)
-        if nested._drawn() == FULL:
-            seen.append(net.conv(x).detach().mean((0, 2, 3)))
-        opt.zero_grad()
-        with nested:
-            cross_entropy(net(x), y).backward()
-        opt.step()
-    assert 5 < len(seen) < 15
-    assert net.norm.running_mean is not None
-    torch.testing.assert_close(net.norm.running_mean, torch.stack(seen).mean(0))
-
-
-@pytest.mark.parametrize("full", [0.0, 1.0])
-def test_a_step_within_the_context_is_refused(full: float) -> None:
+@pytest.mark.parametrize("full_fraction", [0.0, 1.0])
+def test_a_step_within_the_context_is_refused(full_fraction: float) -> None:
     """It would be lost where a subnetwork is in place, so it is refused from the first on."""
     net, opt = make()
-    nested = NestedTraining(net, opt, 10, lowest=0.02, highest=0.5, **EARLY | {"full": full})
+    nested = by_weight(net, opt, schedule={"full_fraction": full_fraction})
     before, (x, y) = weights(net), batch(0)
     with nested:
         cross_entropy(net(x), y).backward()
@@ -232,70 +334,45 @@ def test_a_step_within_the_context_is_refused(full: float) -> None:
         opt.step()
 
 
-def test_a_closure_may_open_and_close_the_context() -> None:
-    net, opt = make()
-    nested = NestedTraining(net, opt, 6, lowest=0.02, **EARLY)
-
-    def closure(step: int) -> float:
-        x, y = batch(step)
-        opt.zero_grad()
-        with nested:
-            loss = cross_entropy(net(x), y)
-            loss.backward()
-        return float(loss.detach())
-
-    for step in range(6):
-        opt.step(partial(closure, step))
-    other, other_opt = make()
-    train(other, other_opt, NestedTraining(other, other_opt, 6, lowest=0.02, **EARLY), 0, 6)
-    assert all(torch.equal(p, q) for p, q in zip(net.parameters(), other.parameters(), strict=True))
-
-
-# ---------------------------------------------------------------------- the draws
-
-
-@pytest.mark.parametrize("tilt", [0.5, 1.0, 2.0])
-def test_budgets_fall_and_then_cover_the_whole_range(tilt: float) -> None:
-    net, opt = make()
-    nested = NestedTraining(
-        net, opt, 1000, lowest=0.01, begin=0.1, descended=0.5, full=0.2, tilt=tilt, refresh=500
-    )
-    budgets = []
-    for _ in range(1000):
-        with nested:
-            budgets.append(nested.budget)
-        opt.step()
-    assert set(budgets[:100]) == {1.0}
-    early, late = budgets[100:300], budgets[500:]
-    assert min(early) > 0.04 > 0.0103 > min(late) >= 0.01
-    full = sum(b == 1 for b in late) / len(late)
-    assert 0.15 < full < 0.27
-    drawn = sorted(b for b in late if b < 1)
-    middle = drawn[len(drawn) // 2]  # tilt 1, evenly in the logarithm: the geometric mean, 0.1
-    assert 0.7 < middle / 0.01 ** (0.5**tilt) < 1.4
-
-
-def test_draws_depend_on_seed_and_step_only() -> None:
-    drawn = []
-    for seed in (0, 0, 1):
+@pytest.mark.parametrize("adam", [False, True])
+def test_a_closure_may_open_and_close_the_context(adam: bool) -> None:
+    found = []
+    for by_closure in (True, False):
         net, opt = make()
-        nested = NestedTraining(net, opt, 100, seed=seed, **EARLY)
-        budgets = []
-        for _ in range(20):
-            torch.rand(seed + 1)  # other consumers of random numbers do not matter
+        optimizer = torch.optim.Adam(split_parameters(net)) if adam else opt
+        nested = by_weight(net, optimizer, 6, schedule={"full_fraction": 0.0})
+
+        def closure(step: int, net: Net = net, opt: Any = optimizer, nested: Any = nested) -> float:
+            x, y = batch(step)
+            opt.zero_grad()
             with nested:
-                budgets.append(nested.budget)
-            opt.step()
-        drawn.append(budgets)
-    assert drawn[0] == drawn[1] != drawn[2]
+                loss = cross_entropy(net(x), y)
+                loss.backward()
+            return float(loss.detach())
+
+        if by_closure:
+            for step in range(6):
+                optimizer.step(partial(closure, step))  # type: ignore[arg-type]
+        else:
+            train_in_place(net, optimizer, nested, 0, 6)
+        found.append(weights(net))
+    assert all(torch.equal(W, found[1][name]) for name, W in found[0].items())
 
 
-def test_global_random_numbers_are_left_alone() -> None:
-    net, opt = make()
-    nested = NestedTraining(net, opt, 100, **EARLY)
-    state = torch.get_rng_state()
-    train(net, opt, nested, 0, 5)
-    assert torch.equal(state, torch.get_rng_state())
+def test_autocast_sees_the_weights_that_are_in_place() -> None:
+    """It keeps casts of weights by their identity, which a swap does not change."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    opt = torch.optim.SGD(split_parameters(net), lr=0.0)
+    nested = by_weight(net, opt, schedule=NEVER_WHOLE)
+    x = torch.randn(4, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        whole = net(x)
+        with nested:
+            masked = net(x)
+        again = net(x)
+    assert torch.equal(whole, again)
+    assert not torch.equal(whole, masked)
 
 
 # ---------------------------------------------------------------------- what came of it
@@ -303,12 +380,13 @@ def test_global_random_numbers_are_left_alone() -> None:
 
 def test_the_path_gives_the_trained_subnetworks(tmp_path: Path) -> None:
     net, opt = make()
-    nested = NestedTraining(net, opt, 40, lowest=0.02, settled=0.5, begin=0.0, descended=0.2)
+    nested = by_weight(net, opt, 40, {"freeze_ranking_at": 0.5, "ramp_end": 0.2})
     recorder = PathRecorder(net, opt)
-    assert nested.levels is None
+    assert nested.budget_ranks is None
+    assert nested.dependents is None
     assert recorder.path.default_order == "magnitude"
     train(net, opt, nested, 0, 40)
-    recorder.record(1, levels=nested.levels)
+    recorder.record(1, levels=nested.budget_ranks)
     recorder.path.save(tmp_path / "path.safetensors")
     for path in (recorder.path, SolutionPath.load(tmp_path / "path.safetensors")):
         assert path.default_order == "nested"
@@ -325,139 +403,68 @@ def test_the_path_gives_the_trained_subnetworks(tmp_path: Path) -> None:
         assert by_macs == nested.mask(0.2)
 
 
-def test_another_path_has_no_nested_order() -> None:
+def test_a_network_is_ready_to_be_used() -> None:
     net, opt = make()
-    recorder = PathRecorder(net, opt)
-    recorder.record(0)
-    with pytest.raises(ValueError, match="needs the ranking of a nested run"):
-        recorder.path.mask(density=0.5, order="nested")
+    nested = by_weight(net, opt)
+    train(net, opt, nested, 0, 30)
+    images = [batch(step)[0] for step in range(22, 30)]
+    before = {name: t.clone() for name, t in net.state_dict().items()}
+    found = nested.network(0.2)
+    given = nested.network(0.2, iter(images))
+    mask = nested.mask(0.2)
+    wanted = Net().double()
+    wanted.load_state_dict(net.state_dict())
+    with torch.no_grad():
+        for name in mask.names:
+            wanted.get_parameter(name).mul_(mask[name])
+    recalibrate_batchnorm(wanted, images)
+    wanted.eval()
+    for one in (found, given):
+        assert isinstance(one, Net)
+        assert not one.training
+        assert all(p.grad is None for p in one.parameters())
+        assert torch.equal(one(images[0]), wanted(images[0])), "the last eight batches"
+    assert all(torch.equal(t, before[name]) for name, t in net.state_dict().items())
+    whole = nested.network(1.0)
+    assert torch.equal(whole(images[0]), net.eval()(images[0])), "its statistics are its own"
+
+
+def test_a_network_with_batchnorm_needs_inputs() -> None:
+    net, opt = make()
+    nested = by_weight(net, opt)
+    train_in_place(net, opt, nested, 0, 2)
+    with pytest.raises(ValueError, match="recalibrate_on must be given"):
+        nested.network(0.2)
+    assert torch.equal(
+        nested.network(0.2, batch(0)[0])(batch(1)[0]),
+        nested.network(0.2, [batch(0)[0]])(batch(1)[0]),
+    )
 
 
 @pytest.mark.parametrize("stop", [3, 17, 29])
 def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(stop: int) -> None:
-    schedule: dict[str, Any] = {"lowest": 0.02, "begin": 0.2, "descended": 0.5, "refresh": 4}
+    schedule = {"ramp_start": 0.2, "ramp_end": 0.5}
     net, opt = make(torch.float32)
-    whole = NestedTraining(net, opt, 30, **schedule)
-    train(net, opt, whole, 0, 30)
-
-    first, first_opt = make(torch.float32)
-    before = NestedTraining(first, first_opt, 30, **schedule)
-    train(first, first_opt, before, 0, stop)
-    again, again_opt = make(torch.float32)
-    again.load_state_dict(first.state_dict())
-    again_opt.load_state_dict(first_opt.state_dict())
-    after = NestedTraining(again, again_opt, 30, **schedule)
-    after.load_state_dict(before.state_dict())
-    train(again, again_opt, after, stop, 30)
-    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), again.parameters(), strict=True))
-    assert whole.state_dict().keys() == after.state_dict().keys()
+    nested = by_weight(net, opt, 30, schedule)
+    train(net, opt, nested, 0, stop)
+    other, its_opt = make(torch.float32)
+    its_nested = by_weight(other, its_opt, 30, schedule)
+    other.load_state_dict(net.state_dict())
+    its_opt.load_state_dict(opt.state_dict())
+    its_nested.load_state_dict({n: t.clone() for n, t in nested.state_dict().items()})
+    train(net, opt, nested, stop, 30)
+    train(other, its_opt, its_nested, stop, 30)
+    assert all(torch.equal(p, q) for p, q in zip(net.parameters(), other.parameters(), strict=True))
 
 
 def test_a_ranking_of_another_network_is_refused() -> None:
     net, opt = make()
-    nested = NestedTraining(net, opt, 30, **EARLY)
+    nested = by_weight(net, opt)
     train(net, opt, nested, 0, 2)
     state = nested.state_dict()
-    state["levels.out.weight"] = state["levels.out.weight"][:-1]
+    state["ranks/out.weight"] = state["ranks/out.weight"][:-1]
     with pytest.raises(ValueError, match=r"does not fit layer 'out\.weight' with 80 groups"):
         nested.load_state_dict(state)
-
-
-@pytest.mark.parametrize("fused", [False, pytest.param(True, marks=needs_compiler)])
-def test_channels_last_weights(fused: bool) -> None:
-    """Levels, masks and buffers lie in memory as the weights do."""
-    results = []
-    for layout in (torch.contiguous_format, torch.channels_last):
-        torch.manual_seed(0)
-        net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.Flatten())
-        net = net.double().to(memory_format=layout)
-        opt = DessiLBI(split_parameters(net, {"*": {"penalty": "lasso"}}), fused=fused, **OPTIONS)
-        nested = NestedTraining(net, opt, 20, lowest=0.05, **EARLY)
-        for step in range(20):
-            generator = torch.Generator().manual_seed(step)
-            x = torch.randn(8, 3, 5, 5, dtype=torch.float64, generator=generator)
-            y = torch.randint(4, (8,), generator=generator)
-            opt.zero_grad()
-            with nested:
-                cross_entropy(net(x), y).backward()
-            opt.step()
-        results.append(weights(net))
-    for name, W in results[0].items():
-        torch.testing.assert_close(W, results[1][name], rtol=1e-9, atol=1e-10)
-
-
-def test_a_trained_run_is_better_at_small_budgets_than_one_shot() -> None:
-    """The point of it all, on a toy: nested beats the same network cut down without it."""
-    accuracies = {}
-    for on in (False, True):
-        torch.manual_seed(0)
-        net = nn.Sequential(nn.Linear(20, 60), nn.ReLU(), nn.Linear(60, 5))
-        opt = DessiLBI(split_parameters(net), lr=0.1, nu=100.0, lambd=0.03, momentum=0.9)
-        nested = NestedTraining(net, opt, 400, lowest=0.02, full=0.1 if on else 1.0, refresh=20)
-        generator = torch.Generator().manual_seed(0)
-        teacher = torch.randn(20, 5, generator=generator)
-        x = torch.randn(512, 20, generator=generator)
-        y = (x @ teacher).argmax(1)
-        for _ in range(400):
-            opt.zero_grad()
-            with nested:
-                cross_entropy(net(x), y).backward()
-            opt.step()
-        mask = nested.mask(0.08)
-        with torch.no_grad():
-            for name in mask.names:
-                net.get_parameter(name).mul_(mask[name])
-            accuracies[on] = float((net(x).argmax(1) == y).float().mean())
-    assert accuracies[True] > accuracies[False] + 0.1
-
-
-# ---------------------------------------------------------------------- bad input
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"lowest": 0.0}, "lowest must lie in"),
-        ({"highest": 0.001}, "highest must lie in"),
-        ({"begin": -0.1}, "begin must lie in"),
-        ({"begin": 0.5, "descended": 0.2}, "descended must lie in"),
-        ({"settled": 0.0}, "settled must be >= begin"),
-        ({"full": 1.5}, "full must lie in"),
-        ({"refresh": 0}, "refresh must be >= 1"),
-        ({"floor": -1}, "floor must be >= 0"),
-        ({"tilt": 0.0}, "tilt must be > 0"),
-    ],
-)
-def test_bad_options(options: dict[str, Any], message: str) -> None:
-    net, opt = make()
-    with pytest.raises(ValueError, match=message):
-        NestedTraining(net, opt, 10, **options)
-
-
-def test_bad_use() -> None:
-    net, opt = make()
-    with pytest.raises(ValueError, match="steps must be >= 1"):
-        NestedTraining(net, opt, 0)
-    nested = NestedTraining(net, opt, 10)
-    with pytest.raises(RuntimeError, match="nothing is ranked yet"):
-        nested.mask(0.5)
-    with pytest.raises(ValueError, match="density must lie in"):
-        nested.mask(0.0)
-    other = Net()
-    with pytest.raises(ValueError, match="is not one of the model's"):
-        NestedTraining(other, opt, 10)
-
-
-def test_closed_it_leaves_the_optimizer_alone() -> None:
-    net, opt = make()
-    nested = NestedTraining(net, opt, 10, **EARLY | {"full": 0.0})
-    x, y = batch(0)
-    with nested:
-        cross_entropy(net(x), y).backward()
-    nested.close()
-    opt.step()
-    assert net.out.weight.detach().ne(0).all()
-    assert opt.state[net.out.weight]["momentum_buffer"].ne(0).any()
 
 
 # ---------------------------------------------------------------------- multiply-adds
@@ -467,17 +474,17 @@ def by_element(**options: Any) -> tuple[Net, DessiLBI, NestedTraining]:
     torch.manual_seed(0)
     net = Net().double()
     opt = DessiLBI(split_parameters(net, {"*": {"penalty": "lasso"}}), **OPTIONS)
-    return net, opt, NestedTraining(net, opt, 10, lowest=0.02, **EARLY, **options)
+    return net, opt, by_weight(net, opt, 10, **options)
 
 
-@pytest.mark.parametrize("thrift", [0.0, 0.25, 1.0])
-def test_thrift_compares_weights_by_what_they_cost(thrift: float) -> None:
+@pytest.mark.parametrize("exponent", [0.0, 0.25, 1.0])
+def test_weights_are_compared_by_what_they_cost(exponent: float) -> None:
     macs = count_macs_per_weight(Net().double(), batch(0)[0])
     assert macs == {"conv.weight": 16, "hidden.weight": 1, "out.weight": 1}
-    net, opt, nested = by_element(macs=macs, thrift=thrift)
+    net, opt, nested = by_element(macs=macs, mac_exponent=exponent)
     before = weights(net)
     train(net, opt, nested, 0, 1)
-    worth = torch.cat([(before[n].abs() / macs[n] ** thrift).flatten() for n in macs])
+    worth = torch.cat([(before[n].abs() / macs[n] ** exponent).flatten() for n in macs])
     for density in (0.1, 0.3, 0.6):
         mask = nested.mask(density)
         kept = torch.cat([mask[n].flatten() for n in macs])
@@ -486,24 +493,49 @@ def test_thrift_compares_weights_by_what_they_cost(thrift: float) -> None:
         assert float(kept.double().mean()) == pytest.approx(density, rel=0.06)
 
 
-def test_thrift_saves_multiply_adds() -> None:
-    macs = count_macs_per_weight(Net().double(), batch(0)[0])
-    spent = []
-    for thrift in (0.0, 0.25):
-        net, opt, nested = by_element(macs=macs, thrift=thrift)
-        train(net, opt, nested, 0, 10)
-        mask = nested.mask(0.2)
-        spent.append(sum(macs[n] * int(mask[n].sum()) for n in macs))
-    assert spent[1] < 0.9 * spent[0]
+# ---------------------------------------------------------------------- bad input
 
 
-def test_thrift_needs_costs_and_layers_that_are_compared() -> None:
-    with pytest.raises(ValueError, match="thrift must be >= 0, got -1"):
-        by_element(thrift=-1)
-    with pytest.raises(ValueError, match="thrift needs macs"):
-        by_element(thrift=0.5)
-    with pytest.raises(ValueError, match="every layer keeps the same fraction"):
-        by_element(thrift=0.5, macs={}, uniform=True)
+def test_bad_options() -> None:
     net, opt = make()
-    with pytest.raises(ValueError, match="every layer keeps the same fraction"):
-        NestedTraining(net, opt, 10, thrift=0.5, macs={})
+    for options, message in (
+        ({"steps": 0}, "steps must be >= 1, got 0"),
+        ({"min_groups": -1}, "min_groups must be >= 0, got -1"),
+        ({"budgets_per_step": 0}, "budgets_per_step must be >= 1, got 0"),
+        ({"mac_exponent": -1}, "mac_exponent must be >= 0, got -1"),
+        ({"mac_exponent": 0.5}, "mac_exponent needs macs"),
+        ({"mac_exponent": 0.5, "macs": {}}, "every layer keeps the same fraction"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            by_weight(net, opt, **options)  # type: ignore[arg-type]
+    assert not opt._optimizer_step_post_hooks, "nothing is left behind"
+
+
+def test_bad_use() -> None:
+    net, opt = make()
+    nested = NestedTraining(net, opt, 10)
+    for use in (nested.mask, nested.network):
+        with pytest.raises(RuntimeError, match="nothing is ranked yet"):
+            use(0.5)
+        with pytest.raises(ValueError, match="density must lie in"):
+            use(0.0)
+    with pytest.raises(ValueError, match="is not one of the model's"):
+        NestedTraining(Net(), opt, 10)
+
+
+def test_closed_it_leaves_the_optimizer_alone() -> None:
+    net, opt = make()
+    nested = by_weight(net, opt, schedule=NEVER_WHOLE)
+    x, y = batch(0)
+    nested.backward(x, partial(cross_entropy, target=y))
+    nested.close()
+    opt.step()
+    assert net.out.weight.detach().ne(0).all()
+    assert opt.state[net.out.weight]["momentum_buffer"].ne(0).any()
+
+
+def test_filters_are_trained_two_budgets_a_step() -> None:
+    net, opt = make()
+    assert NestedTraining(net, opt, 10).budgets_per_step == 2
+    elements = DessiLBI(split_parameters(net, {"*": {"penalty": "lasso"}}))
+    assert NestedTraining(net, elements, 10).budgets_per_step == 3

@@ -1,8 +1,8 @@
-"""Widths that leave the shared network one by one, each with weights of its own from then on.
+"""Widths that leave the shared network one by one, each a network of its own from then on.
 
-Sharing lets every width grow out of a wide network; in the end it holds all of them back. A rung of
-the ladder is a narrow copy of the weights, trained on beside the whole network, which costs little:
-half the channels are a quarter of the multiply-adds.
+Sharing lets every width grow out of a wide network; in the end it holds all of them back. A branch
+is trained on beside the whole network, which costs little: half the channels are a quarter of the
+multiply-adds.
 """
 
 from __future__ import annotations
@@ -12,278 +12,200 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from dessilbi.optim import DessiLBI
 
-from .levels import FULL, level_of
-from .slicing import put, taken
+from .ranking import WHOLE, rank_of
+from .slicing import narrow_copy, sliced
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
-    from torch import Tensor
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
 
-    from dessilbi.path import Mask
-
-    from .slicing import Cut, Narrow
+    from .slicing import Cut
 
 EQUAL = 1e-9
 """Shares that differ by less are the same."""
-_PREFIX = "own."
-_FOLLOWED = (
-    "lr", "momentum", "nesterov", "weight_decay", "decoupled_weight_decay", "maximize", "foreach",
-    "fused",
-)  # fmt: skip
-"""What of the whole network's optimizer a rung's step is made with; it has no twin."""
+_NOT_FOLLOWED = ("params", "param_names", "penalty", "tied", "lambd_scale")
+_OF_THE_TWIN = ("v", "lambd_scale")
 
 
-class Rung:
-    """A narrow copy of the weights, and the optimizer that moves it.
+class Branch:
+    """A narrow network and its optimizer, which both begin as they are in the whole network.
 
-    Weights and momentum begin as they are in the whole network. Parameters that the optimizer does
-    not train are shared on.
+    The network is one of the same class. The optimizer is one of the same class, too, with the same
+    parameter groups and options, whose later changes (a schedule of the rate) it follows; only it
+    has no twin: of :class:`DessiLBI` that leaves SGD.
 
     Args:
-        narrow: the networks of fewer channels.
-        opt: the optimizer of the whole network, whose options are followed.
+        model: the whole network.
+        opt: its optimizer.
         cut: what stays.
     """
 
-    def __init__(self, narrow: Narrow, opt: DessiLBI, cut: Cut) -> None:
-        self.cut = cut
-        self._leader = opt
-        name_of = {p: name for name, p in narrow.params.items()}
-        self._whole: dict[str, nn.Parameter] = {}
-        self.own: dict[str, Tensor] = {}
-        """The weights, narrow. Those of a group lie one behind the other in a single parameter, so
-        that a step has few tensors to look after."""
-        self._gradients: dict[str, Tensor] = {}
-        self._momentum: dict[str, Tensor] = {}
-        self._followed: list[int] = []
-        """The groups of the whole network's optimizer that this one's follow."""
-        self._known: set[str] = set()
-        """Whose gradients there are."""
-        groups: list[dict[str, Any]] = []
-        buffers: list[Tensor] = []
-        for number, group in enumerate(opt.param_groups):
-            held = {name_of[p]: p for p in group["params"] if p in name_of and p.requires_grad}
-            if held:
-                self._whole |= held
-                flat = nn.Parameter(self._row(held))
-                flat.grad = torch.zeros_like(flat)
-                momentum = {n: opt.state.get(p, {}).get("momentum_buffer") for n, p in held.items()}
-                buffers.append(self._row(momentum))
-                self.own |= self._parts(flat.detach(), held)
-                self._gradients |= self._parts(flat.grad, held)
-                self._momentum |= self._parts(buffers[-1], held)
-                self._followed.append(number)
-                groups.append({"params": [flat], "penalty": None, **_options(group)})
-        self._opt = DessiLBI(groups)
-        for group, buffer in zip(self._opt.param_groups, buffers, strict=True):
-            if group["momentum"] != 0:
-                self._opt.state[group["params"][0]]["momentum_buffer"] = buffer
-
-    def _row(self, tensors: Mapping[str, Tensor | None]) -> Tensor:
-        """What stays of some tensors, one behind the other; zeros for what there is not."""
-        parts = [
-            taken(
-                torch.zeros_like(self._whole[name]) if t is None else t.detach(),
-                *self.cut.places(name),
-            ).flatten()
-            for name, t in tensors.items()
+    def __init__(self, model: nn.Module, opt: Optimizer, cut: Cut) -> None:
+        self.cut, self._leader = cut, opt
+        self.model = narrow_copy(model, cut)
+        mine = dict(self.model.named_parameters())
+        name_of = {id(p): name for name, p in model.named_parameters()}
+        self._names = [
+            [name_of[id(p)] for p in group["params"] if id(p) in name_of]
+            for group in opt.param_groups
         ]
-        return torch.cat(parts)
+        groups = [
+            {"params": [(name, mine[name]) for name in names], **options}
+            for names, options in zip(self._names, self._options(), strict=True)
+        ]
+        kind: Any = type(opt)
+        self.opt: Optimizer = kind(groups)
+        for p, state in opt.state.items():
+            name = name_of.get(id(p))
+            if name is not None:
+                self.opt.state[mine[name]] = {
+                    key: self._narrow(name, p, value)
+                    for key, value in state.items()
+                    if not (isinstance(opt, DessiLBI) and key in _OF_THE_TWIN)
+                }
 
-    def _parts(self, row: Tensor, names: Iterable[str]) -> dict[str, Tensor]:
-        """The same in their own shapes, in the same memory."""
-        shapes = {
-            name: taken(self._whole[name].detach(), *self.cut.places(name)).shape for name in names
-        }
-        parts = torch.split(row, [shape.numel() for shape in shapes.values()])
-        return {
-            name: part.view(shape)
-            for part, (name, shape) in zip(parts, shapes.items(), strict=True)
-        }
+    def _options(self) -> list[dict[str, Any]]:
+        twinless = {"penalty": None} if isinstance(self._leader, DessiLBI) else {}
+        return [
+            {key: value for key, value in group.items() if key not in _NOT_FOLLOWED} | twinless
+            for group in self._leader.param_groups
+        ]
 
-    # ------------------------------------------------------------------ a step
-
-    @torch.no_grad()
-    def add_gradients(self, gradients: Mapping[str, Tensor]) -> None:
-        """Add to the gradients."""
-        for name, gradient in gradients.items():
-            if name in self._known:
-                self._gradients[name].add_(gradient)
-            else:
-                self._gradients[name].copy_(gradient)
-                self._known.add(name)
-
-    def forget_gradients(self) -> None:
-        """As ``zero_grad`` does."""
-        self._known.clear()
+    def _narrow(self, name: str, p: Tensor, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        return sliced(value, self.cut.params.get(name) if value.shape == p.shape else None).clone()
 
     def step(self) -> None:
-        """Move as the whole network's optimizer moves weights without a twin."""
-        for name, gradient in self._gradients.items():
-            if name not in self._known:
-                gradient.zero_()
-        for mine, number in zip(self._opt.param_groups, self._followed, strict=True):
-            mine.update(_options(self._leader.param_groups[number]))  # a schedule changes them
-        self._opt.step()
-        self.forget_gradients()
+        """Move, if there are gradients, and forget them."""
+        for group, options in zip(self.opt.param_groups, self._options(), strict=True):
+            group.update(options)
+        if any(p.grad is not None for p in self.model.parameters()):
+            self.opt.step()
+        self.opt.zero_grad(set_to_none=True)
 
-    # ------------------------------------------------------------------ what came of it
+    # ------------------------------------------------------------------ checkpoints
 
-    def weights(self) -> dict[str, Tensor]:
-        """The weights, shaped as the whole network's and zero outside."""
-        return {
-            name: put(p.detach(), self._whole[name], *self.cut.places(name))
-            for name, p in self.own.items()
-        }
-
-    @property
-    def _remembers(self) -> bool:
-        return any(self._opt.state.values())
-
-    def state_dict(self, level: int) -> dict[str, Tensor]:
-        """Weights and momentum, and where they belong in the whole network."""
-        found: dict[str, Tensor] = {}
-        start = f"{_PREFIX}{level}."
-        for name, p in self.own.items():
-            found[f"{start}weight.{name}"] = p.detach()
-            buffer = self._momentum[name] if self._remembers else None
-            rows, columns = self.cut.places(name)
-            for kind, tensor in (("momentum", buffer), ("rows", rows), ("columns", columns)):
-                if tensor is not None:
-                    found[f"{start}{kind}.{name}"] = tensor
+    def state_dict(self) -> dict[str, Tensor]:
+        """Parameters and buffers by name, ``optimizer/<parameter>/<key>`` for the state."""
+        found = self._tensors()
+        for name, p in self.model.named_parameters():
+            for key, value in self.opt.state.get(p, {}).items():
+                found[f"optimizer/{name}/{key}"] = torch.as_tensor(value)
         return found
 
-    @torch.no_grad()
-    def load_state_dict(self, level: int, state: Mapping[str, Tensor]) -> None:
+    def _tensors(self) -> dict[str, Tensor]:
+        kept = self.model.state_dict().items()
+        return {name: tensor for name, tensor in kept if isinstance(tensor, torch.Tensor)}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Go on from :meth:`state_dict`."""
-        for name, p in self.own.items():
-            saved = state.get(f"{_PREFIX}{level}.weight.{name}")
-            if saved is None or saved.shape != p.shape:
+        for name, tensor in self._tensors().items():
+            saved = state.get(name)
+            if saved is None or saved.shape != tensor.shape:
+                found = "nothing" if saved is None else f"shape {tuple(saved.shape)}"
                 raise ValueError(
-                    f"the saved ladder does not fit parameter {name!r}; load it into a run of the "
-                    "same network"
+                    f"the saved branch does not fit {name!r} of shape {tuple(tensor.shape)}: there "
+                    f"is {found}; load it into a run of the same network"
                 )
-            p.copy_(saved)
-            buffer = state.get(f"{_PREFIX}{level}.momentum.{name}")
-            if buffer is not None:
-                self._momentum[name].copy_(buffer)
+            tensor.copy_(saved)
+        self.opt.state.clear()
+        for name, p in self.model.named_parameters():
+            start = f"optimizer/{name}/"
+            for key, value in state.items():
+                if key.startswith(start):
+                    # Counts of steps stay where they were kept, as torch's optimizers want them.
+                    device = p.device if value.ndim else value.device
+                    moved = value.to(device=device, copy=True)
+                    self.opt.state[p][key.removeprefix(start)] = moved
 
 
-def _options(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {option: group[option] for option in _FOLLOWED}
-
-
-class Ladder:
+class Branches:
     """Which widths leave and when, and those that have left.
 
     Args:
-        widths: of the rungs; by default each half of the one before, down to ``lowest``.
-        parted: when the narrowest and the widest leave, as fractions of the training; the others
+        widths: of the branches; by default each half of the one before, down to the smallest width.
+        times: when the narrowest and the widest leave, as fractions of the training; the others
             evenly between. (1, 1) if never.
-        lowest: the width of level 0.
+        min_density: the width of rank 0.
     """
 
-    def __init__(self, widths: Sequence[float], parted: tuple[float, float], lowest: float) -> None:
-        self.widths = tuple(sorted(set(widths or _halves(lowest))))
-        self._levels = [0, *(level_of(width, lowest) for width in self.widths[1:])]
-        if not all(lowest <= width < 1 for width in self.widths):
-            raise ValueError(f"ladder must lie in [lowest, 1), got {widths!r}")
-        if not all(one < other for one, other in pairwise([*self._levels, FULL])):
-            raise ValueError(f"ladder must have widths that differ by a hundredth, got {widths!r}")
-        self._times = np.linspace(*parted, len(self.widths))
-        self.rungs: dict[int, Rung] = {}
-        """Those that have left, by level, the narrowest first."""
+    def __init__(
+        self, widths: Sequence[float], times: tuple[float, float], min_density: float
+    ) -> None:
+        self.widths = tuple(sorted(set(widths or _halves(min_density))))
+        self._ranks = [0, *(rank_of(width, min_density) for width in self.widths[1:])]
+        if not all(min_density <= width < 1 for width in self.widths):
+            raise ValueError(f"widths must lie in [min_density, 1), got {widths!r}")
+        if not all(one < other for one, other in pairwise([*self._ranks, WHOLE])):
+            raise ValueError(f"widths must differ by a hundredth, got {widths!r}")
+        self._times = np.linspace(*times, len(self.widths))
+        self.by_rank: dict[int, Branch] = {}
+        """Those that have left, the narrowest first."""
 
     @property
     def complete(self) -> bool:
         """Whether all have left."""
-        return len(self.rungs) == len(self.widths)
+        return len(self.by_rank) == len(self.widths)
 
     @property
-    def left(self) -> tuple[float, ...]:
-        """The widths that still share, the narrowest first."""
-        return self.widths[len(self.rungs) :]
+    def shared(self) -> tuple[float, ...]:
+        """The widths that have not left, the narrowest first."""
+        return self.widths[len(self.by_rank) :]
+
+    @property
+    def next_rank(self) -> int:
+        """The rank of the branch that leaves next."""
+        return self._ranks[len(self.by_rank)]
 
     def due(self, progress: float) -> bool:
         """Whether the next one is to leave."""
-        return not self.complete and self._times[len(self.rungs)] <= min(progress, 1 - EQUAL)
-
-    def floor(self, width: float) -> float:
-        """The width, or that of the next rung if that is wider: others have left."""
-        return max(width, self.left[0]) if self.rungs else width
+        return not self.complete and self._times[len(self.by_rank)] <= min(progress, 1 - EQUAL)
 
     def relabelled(
-        self, levels: list[Tensor], shares: NDArray[np.float64], left: int
+        self, ranks: list[Tensor], shares: NDArray[np.float64], left: int
     ) -> list[Tensor]:
-        """The ranking in which the first rungs have one level each, and none is between.
+        """The ranking in which the first branches have one rank each, and none is between.
 
         Args:
-            levels: by layer, the level of each group.
-            shares: by level, the width of its network.
-            left: how many rungs, at least one.
+            ranks: by layer, the rank of each group.
+            shares: by rank, the width of its network.
+            left: how many branches, at least one.
         """
-        # The widest networks of the ranking that are no wider than a rung.
+        # The widest networks of the ranking that are no wider than a branch.
         ends = np.searchsorted(shares, np.array(self.widths[:left]) + EQUAL, side="right")
-        table = np.maximum(np.arange(FULL + 1), self._levels[left - 1] + 1).astype(np.uint8)
+        table = np.maximum(np.arange(WHOLE + 1), self._ranks[left - 1] + 1).astype(np.uint8)
         if left == len(self.widths):
-            table[:] = FULL
-        for end, level in zip(ends[::-1], self._levels[:left][::-1], strict=True):
-            table[: max(end, 1)] = level
-        return [torch.from_numpy(table).to(level.device)[level.long()] for level in levels]
+            table[:] = WHOLE
+        for end, rank in zip(ends[::-1], self._ranks[:left][::-1], strict=True):
+            table[: max(end, 1)] = rank
+        return [torch.from_numpy(table).to(one.device)[one.long()] for one in ranks]
 
-    @property
-    def next_level(self) -> int:
-        """The level of the rung that leaves next."""
-        return self._levels[len(self.rungs)]
+    # ------------------------------------------------------------------ checkpoints
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """``branches/<number>/<name>``, the narrowest is number 0."""
+        return {
+            f"branches/{number}/{name}": tensor
+            for number, branch in enumerate(self.by_rank.values())
+            for name, tensor in branch.state_dict().items()
+        }
+
+    def saved(self, state: Mapping[str, Tensor]) -> Iterator[tuple[int, dict[str, Tensor]]]:
+        """Rank and state of each branch that a state has."""
+        for number, rank in enumerate(self._ranks):
+            start = f"branches/{number}/"
+            found = {k.removeprefix(start): t for k, t in state.items() if k.startswith(start)}
+            if found:
+                yield rank, found
 
 
-def _halves(lowest: float) -> list[float]:
-    """1/2, 1/4, ... as far as the lowest width allows."""
-    return [0.5**k for k in range(1, int(EQUAL - np.log2(lowest)) + 1)] or [lowest]
-
-
-def rungs_of(state: Mapping[str, Tensor]) -> list[int]:
-    """The levels of the rungs that a state has."""
-    return sorted({int(key.split(".")[1]) for key in state if key.startswith(_PREFIX)})
-
-
-def own_weights(
-    state: Mapping[str, Tensor], mask: Mask, whole: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
-    """The weights of a mask's network, if it is one of the widths that have their own.
-
-    Args:
-        state: what :meth:`NestedWidths.state_dict` gave.
-        mask: a network of the path.
-        whole: the weights of the whole network.
-
-    Returns:
-        Those that are not the whole network's, shaped as them and zero outside; none if the mask is
-        not that of a rung.
-    """
-    levels = {
-        key.removeprefix("levels."): level
-        for key, level in state.items()
-        if key.startswith("levels.")
-    }
-    kept = {name: mask[name].flatten(1).any(1).cpu() for name in levels if name in mask.names}
-    if len(kept) < len(levels):
-        return {}
-    for rung in rungs_of(state):
-        if all(torch.equal(levels[name] <= rung, filters) for name, filters in kept.items()):
-            start = f"{_PREFIX}{rung}.weight."
-            return {
-                name: put(
-                    state[start + name],
-                    whole[name],
-                    *(state.get(f"{_PREFIX}{rung}.{kind}.{name}") for kind in ("rows", "columns")),
-                )
-                for name in (key.removeprefix(start) for key in state if key.startswith(start))
-            }
-    return {}
+def _halves(min_density: float) -> list[float]:
+    """1/2, 1/4, ... as far as the smallest width allows."""
+    return [0.5**k for k in range(1, int(EQUAL - np.log2(min_density)) + 1)] or [min_density]

@@ -2,92 +2,72 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
+from torch import nn
+from torch.func import functional_call
+from torch.utils._pytree import tree_map
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
-    from torch import Tensor, nn
+    from torch import Tensor
 
-    from dessilbi.optim._keep import Keeper
-
-
-@dataclass(frozen=True)
-class Run:
-    """What the passes of a step are made with."""
-
-    arguments: tuple[Any, ...]
-    """Of the network."""
-    loss: Callable[[Any], Tensor]
-    """What to make of an output."""
-    weight: float
-    """Factor of the gradients."""
-    average: bool
-    """Whether to take the mean of the gradients over all processes."""
-
-    @classmethod
-    def make(
-        cls, x: Any, loss: Callable[[Any], Tensor], weight: float, net: nn.Module | None
-    ) -> Run:
-        """The run of a step.
-
-        Args:
-            x: the batch, or a tuple of arguments.
-            loss: what to make of an output.
-            weight: factor of all gradients.
-            net: the network as it is to be called, if it is wrapped.
-        """
-        arguments = x if isinstance(x, tuple) else (x,)
-        return cls(arguments, loss, weight, average=isinstance(net, DistributedDataParallel))
-
-    def through(self, net: nn.Module) -> tuple[Any, Tensor]:
-        """A pass as torch makes it, which adds its gradients: output and loss."""
-        output = net(*self.arguments)
-        value = self.loss(output)
-        torch.autograd.backward(value * self.weight)
-        return output.detach(), value.detach()
+    Loss = Callable[[Any], Tensor]
 
 
-class SubnetPasses:
-    """The subnetworks of a ranking.
+class _WithLoss(nn.Module):
+    """A network and its loss, which may read what the network's forward has stored."""
+
+    def __init__(self, model: nn.Module, loss: Loss) -> None:
+        super().__init__()
+        self.model, self.loss = model, loss
+
+    def forward(self, *arguments: Any) -> tuple[Any, Tensor]:
+        output = self.model(*arguments)
+        return output, self.loss(output)
+
+
+def forward(
+    model: nn.Module, tensors: Mapping[str, Tensor], arguments: tuple[Any, ...], loss: Loss
+) -> tuple[Any, Tensor]:
+    """Output and loss of a network with other tensors for its parameters and buffers.
+
+    Its own forward runs, with its hooks; what it stores is of this pass, and so are the weights
+    that the loss may look at.
+    """
+    named = {f"model.{name}": tensor for name, tensor in tensors.items()}
+    found: tuple[Any, Tensor] = functional_call(_WithLoss(model, loss), named, arguments)
+    return found
+
+
+def add_gradients(value: Tensor, params: Iterable[Tensor], *, average: bool) -> None:
+    """Add the gradients of a loss to those that parameters have.
 
     Args:
-        model: the network.
-        keepers: by parameter, what is kept at a level.
+        value: the loss.
+        params: those that it may depend on.
+        average: whether to take the mean over all processes, as DistributedDataParallel does for
+            the whole network.
     """
-
-    def __init__(self, model: nn.Module, keepers: Mapping[Tensor, Keeper]) -> None:
-        self._model, self._keepers = model, keepers
-        self._others = [p for p in model.parameters() if p not in keepers]
-
-    def masked(self, level: int, run: Run) -> tuple[Any, Tensor]:
-        """A pass of the whole network, the weights of the subnetwork in place."""
-        output = self._model(*run.arguments)
-        value = run.loss(output)
-        seen = [p for p in (*self._keepers, *self._others) if p.requires_grad]
-        found = torch.autograd.grad(value * run.weight, seen, allow_unused=True)
-        known = {p: g for p, g in zip(seen, found, strict=True) if g is not None}
-        if run.average:
-            average_over_processes(known)
-        for p, gradient in known.items():
-            if p in self._keepers:
-                self._keepers[p].gradient(gradient, level)
-            p.grad = gradient if p.grad is None else p.grad + gradient
-        return output.detach(), value.detach()
+    params = [p for p in params if p.requires_grad]
+    gradients = torch.autograd.grad(value, params, allow_unused=True)
+    found = [(p, g) for p, g in zip(params, gradients, strict=True) if g is not None]
+    if average and found:
+        flat = torch.cat([g.flatten() for _, g in found])
+        dist.all_reduce(flat)
+        flat /= dist.get_world_size()
+        parts = torch.split(flat, [g.numel() for _, g in found])
+        found = [(p, part.view(p.shape)) for (p, _), part in zip(found, parts, strict=True)]
+    for p, g in found:
+        if p.grad is not None:
+            p.grad = p.grad + g
+        else:  # in memory as the parameter is
+            p.grad = g if g.stride() == p.stride() else torch.empty_like(p).copy_(g)
 
 
-def average_over_processes(gradients: Mapping[Any, Tensor]) -> None:
-    """Over all processes, in place, as DistributedDataParallel does for the whole network."""
-    if not gradients:
-        return
-    flat = torch.cat([g.flatten() for g in gradients.values()])
-    dist.all_reduce(flat)
-    flat /= dist.get_world_size()
-    parts = torch.split(flat, [g.numel() for g in gradients.values()])
-    for g, part in zip(gradients.values(), parts, strict=True):
-        g.copy_(part.view(g.shape))
+def detached(output: Any) -> Any:
+    """An output, whatever holds its tensors, without its graph."""
+    return tree_map(lambda t: t.detach() if isinstance(t, torch.Tensor) else t, output)

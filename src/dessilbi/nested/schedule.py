@@ -1,187 +1,141 @@
-"""What the ways of nested training share: a schedule of budgets and a ranking of the groups."""
+"""Which budgets a step trains: a function of seed and step, so that nothing need be remembered."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import Any
 
-import torch
-
-from dessilbi.path import Mask
-from dessilbi.path.twins import layers_of, twins_by_name
-from dessilbi.subnet.scores import scores
-
-from .levels import level_of, rank
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    import numpy as np
-    from numpy.typing import NDArray
-    from torch import Tensor, nn
-
-    from dessilbi.optim import DessiLBI
-    from dessilbi.path import Layer
-
+from .ranking import WHOLE, rank_of
 
 # Multiples of the golden ratio, modulo 1, fall evenly: any ten steps in a row, which is as far as
 # momentum remembers, see budgets of all sizes. Another irrational number moves the start by seed.
-_GOLDEN, _PLASTIC = 0.6180339887498949, 0.7548776662466927
+_GOLDEN, _BY_SEED = 0.6180339887498949, 0.7548776662466927
 SECOND = 0.5698402909980532
 """For the second network of a step, so that the two are drawn apart."""
 
 
-class Nesting:
-    """Which groups belong to which budget, and which budgets a step may draw.
+@dataclass(frozen=True, kw_only=True)
+class NestedSchedule:
+    """Which budgets nested training draws, and when weights are ranked.
 
-    The options are those of :class:`NestedTraining`.
+    The whole network is trained first. From ``ramp_start`` on the smallest budget that may be drawn
+    falls along a cubic, as in gradual pruning, and from ``ramp_end`` on it is ``min_density``.
+    Budgets are spread evenly in their logarithm. The defaults are those for single weights;
+    :meth:`for_widths` has those for whole channels.
+
+    Example:
+        >>> NestedSchedule(min_density=0.01).ramp_end
+        0.25
+        >>> NestedSchedule.for_widths(min_density=0.25).ramp_end
+        0.3
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        opt: DessiLBI,
-        steps: int,
-        *,
-        lowest: float,
-        highest: float,
-        begin: float,
-        descended: float,
-        settled: float,
-        full: float,
-        tilt: float,
-        refresh: int,
-        floor: int,
-        uniform: bool | None,
-        seed: int,
-    ) -> None:
-        self.steps, self.full, self.tilt, self.seed = steps, full, tilt, seed
-        self.lowest, self.highest = lowest, highest
-        self.begin, self.descended, self.settled = begin, descended, settled
-        self.refresh, self.floor, self.uniform = refresh, floor, uniform
-        _check(self)
-        self._opt = opt
-        self._params = twins_by_name(model, opt)
-        self._layers = layers_of(opt, self._params)
-        self._prices: dict[str, float] = {}
-        """By layer, what the size of its weights is divided by before layers are compared."""
-        self._levels: list[Tensor] | None = None
-        """By layer, one number a group."""
-        self._step = 0
-        self._used = False
+    min_density: float = 0.004
+    """The smallest budget, as a fraction of the weights (of the filters of each layer)."""
+    max_density: float = 0.3
+    """The largest budget beside the whole network, once the smallest is reached. Single weights
+    beyond 0.3 add little and need no steps of their own; filters do. Widths do not use it."""
+    ramp_start: float = 1 / 12
+    """When budgets begin to fall, as a fraction of the training."""
+    ramp_end: float = 0.25
+    """When they reach ``min_density``."""
+    freeze_ranking_at: float = 0.6
+    """When the ranking is fixed."""
+    full_fraction: float = 0.3
+    """Fraction of the steps that train the whole network; beside the drawn budgets if there are
+    several a step, else instead."""
+    draw_power: float = 1.0
+    """Above 1, large budgets are drawn more often than small ones; below 1, less often. Widths do
+    not use it."""
+    rank_every: int = 100
+    """Steps between two rankings."""
 
-    def _attach(self) -> None:
-        """Follow the optimizer's steps: the last act of a constructor, which may refuse before."""
-        self._handle = self._opt.register_step_post_hook(lambda *_: self._after_step())
+    def __post_init__(self) -> None:
+        low, start = self.min_density, self.ramp_start
+        for rule, holds in {
+            f"min_density must lie in (0, 1), got {low!r}": 0 < low < 1,
+            f"max_density must lie in [min_density, 1], got {self.max_density!r}": (
+                low <= self.max_density <= 1
+            ),
+            f"ramp_start must lie in [0, 1], got {start!r}": 0 <= start <= 1,
+            f"ramp_end must lie in [ramp_start, 1], got {self.ramp_end!r}": (
+                start <= self.ramp_end <= 1
+            ),
+            f"freeze_ranking_at must be >= ramp_start, got {self.freeze_ranking_at!r}": (
+                self.freeze_ranking_at >= start
+            ),
+            f"full_fraction must lie in [0, 1], got {self.full_fraction!r}": (
+                0 <= self.full_fraction <= 1
+            ),
+            f"draw_power must be > 0, got {self.draw_power!r}": self.draw_power > 0,
+            f"rank_every must be >= 1, got {self.rank_every!r}": self.rank_every >= 1,
+        }.items():
+            if not holds:
+                raise ValueError(rule)
 
-    # ------------------------------------------------------------------ a step
+    @classmethod
+    def for_widths(cls, **changed: Any) -> NestedSchedule:
+        """The defaults of :class:`NestedWidths`, with some options changed."""
+        widths = {"min_density": 0.125, "max_density": 1.0, "ramp_end": 0.3, "full_fraction": 1.0}
+        return cls(**widths | changed)
 
-    @property
-    def _progress(self) -> float:
-        return self._step / self.steps
+    def smallest(self, progress: float) -> float:
+        """The smallest budget that may be drawn, at a fraction of the training."""
+        if progress >= self.ramp_end:
+            return self.min_density
+        if progress <= self.ramp_start:
+            return 1.0
+        left = 1 - (progress - self.ramp_start) / (self.ramp_end - self.ramp_start)
+        return self.min_density + (1 - self.min_density) * left**3
 
-    def _rank_if_due(self) -> None:
-        if self._progress >= self.begin and (
-            self._levels is None
-            or (self._step % self.refresh == 0 and self._progress < self.settled)
-        ):
-            self._ranked(self._ranking())
+    def one_budget(self, seed: int, step: int, steps: int) -> int:
+        """The rank of a step's only budget."""
+        progress = step / steps
+        if progress < self.ramp_start:
+            return WHOLE
+        drawn = even(seed, step)
+        if drawn < self.full_fraction:
+            return WHOLE
+        drawn = ((drawn - self.full_fraction) / (1 - self.full_fraction)) ** self.draw_power
+        smallest = self.smallest(progress)
+        largest = self.max_density if progress >= self.ramp_end else 1.0
+        return rank_of(largest * (smallest / largest) ** drawn, self.min_density)
 
-    def _ranking(self) -> list[Tensor]:
-        found = scores(self._params, self._layers, self.uniform, self._prices)
-        return rank(found, self._layers, self.lowest, self.floor)
+    def several_budgets(self, count: int, seed: int, step: int, steps: int) -> tuple[int, ...]:
+        """The ranks of a step's budgets, the largest first.
 
-    def _ranked(self, levels: list[Tensor]) -> None:
-        self._levels = levels
-
-    def _place(self, irrational: float = _GOLDEN) -> float:
-        """A number in [0, 1) for this step, a function of seed and step alone."""
-        return (self.seed * _PLASTIC + self._step * irrational) % 1
-
-    def _smallest(self) -> float:
-        """The smallest budget that this step may draw."""
-        progress = self._progress
-        if progress >= self.descended:
-            return self.lowest
-        left = 1 - (progress - self.begin) / (self.descended - self.begin)
-        return self.lowest + (1 - self.lowest) * min(left, 1.0) ** 3
-
-    def _after_step(self) -> None:
-        if self._used:
-            self._step += 1
-            self._used = False
-            self._opt.restrict({})
-
-    # ------------------------------------------------------------------ what came of it
-
-    @property
-    def levels(self) -> dict[str, NDArray[np.uint8]] | None:
-        """The ranking for :meth:`PathRecorder.record`; ``None`` before the first."""
-        if self._levels is None:
-            return None
-        return {
-            layer.name: levels.flatten().cpu().numpy()
-            for layer, levels in zip(self._layers, self._levels, strict=True)
-        }
-
-    def mask(self, density: float) -> Mask:
-        """The subnetwork that is trained for a budget, at the nearest of the budgets drawn."""
-        if not 0 < density <= 1:
-            raise ValueError(f"density must lie in (0, 1], got {density!r}")
-        if self._levels is None:
-            raise RuntimeError("nothing is ranked yet: budgets begin to fall later in training")
-        level = self._level_for(density)
-        return Mask(
-            {
-                layer.name: layer.expand((levels <= level).flatten())
-                for layer, levels in zip(self._layers, self._levels, strict=True)
-            }
-        )
-
-    def _level_for(self, density: float) -> int:
-        return level_of(density, self.lowest)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """What a checkpoint must keep: the number of steps and the ranking."""
-        ranking = {} if self._levels is None else self.levels
-        assert ranking is not None
-        levels = {f"levels.{name}": torch.tensor(array) for name, array in ranking.items()}
-        return {"step": torch.tensor(self._step), **levels}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from :meth:`state_dict`."""
-        self._step, self._levels = int(state["step"]), None
-        if len(state) > 1:  # something was ranked
-            self._ranked([self._loaded(layer, state) for layer in self._layers])
-
-    def _loaded(self, layer: Layer, state: Mapping[str, Tensor]) -> Tensor:
-        saved, p = state.get(f"levels.{layer.name}"), self._params[layer.name]
-        if saved is None or saved.numel() != layer.groups:
-            raise ValueError(
-                f"the saved ranking does not fit layer {layer.name!r} with {layer.groups} "
-                "groups; load it into a run of the same network"
+        Once the smallest budget is reached, each is drawn from a part of its own of the budgets:
+        three parts of 0.004 to 0.3 meet at 0.017 and 0.071.
+        """
+        if count == 1 or step / steps < self.ramp_end:
+            return (self.one_budget(seed, step, steps),)
+        *each, whole = _together(count + 1)
+        part = (self.min_density / self.max_density) ** (1 / count)
+        ranks = {
+            rank_of(
+                self.max_density * part ** (k + even(seed, step, irrational) ** self.draw_power),
+                self.min_density,
             )
-        if layer.group_dim is not None:
-            return saved.to(p.device, torch.uint8)
-        return torch.empty_like(p, dtype=torch.uint8).copy_(saved.view(p.shape))
-
-    def close(self) -> None:
-        """Let go of the optimizer."""
-        self._handle.remove()
-        self._opt.restrict({})
+            for k, irrational in enumerate(each)
+        }
+        if even(seed, step, whole) < self.full_fraction:
+            ranks.add(WHOLE)
+        return tuple(sorted(ranks, reverse=True))
 
 
-def _check(n: Nesting) -> None:
-    for rule, holds in {
-        f"steps must be >= 1, got {n.steps!r}": n.steps >= 1,
-        f"lowest must lie in (0, 1), got {n.lowest!r}": 0 < n.lowest < 1,
-        f"highest must lie in [lowest, 1], got {n.highest!r}": n.lowest <= n.highest <= 1,
-        f"begin must lie in [0, 1], got {n.begin!r}": 0 <= n.begin <= 1,
-        f"descended must lie in [begin, 1], got {n.descended!r}": n.begin <= n.descended <= 1,
-        f"settled must be >= begin, got {n.settled!r}": n.settled >= n.begin,
-        f"full must lie in [0, 1], got {n.full!r}": 0 <= n.full <= 1,
-        f"tilt must be > 0, got {n.tilt!r}": n.tilt > 0,
-        f"refresh must be >= 1, got {n.refresh!r}": n.refresh >= 1,
-        f"floor must be >= 0, got {n.floor!r}": n.floor >= 0,
-    }.items():
-        if not holds:
-            raise ValueError(rule)
+def even(seed: int, step: int, irrational: float = _GOLDEN) -> float:
+    """A number in [0, 1) for a step; those of successive steps are spread evenly."""
+    return (seed * _BY_SEED + step * irrational) % 1
+
+
+def due(step: int, often: float, offset: float) -> bool:
+    """Whether one of the evenly spaced steps, so many of all, is this one."""
+    return int((step + 1) * often + offset) > int(step * often + offset)
+
+
+def _together(count: int) -> list[float]:
+    """Irrational numbers whose multiples, modulo 1 and taken together, fall evenly into a cube."""
+    root = 2.0
+    for _ in range(60):  # of x ** (count + 1) == x + 1: the golden ratio, and its like
+        root = (1 + root) ** (1 / (count + 1))
+    return [root ** -(k + 1) for k in range(count)]

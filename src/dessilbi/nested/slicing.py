@@ -1,20 +1,18 @@
-"""A network of fewer channels for one forward and backward pass, cut out of the whole one.
+"""Networks of fewer channels, by slices of the weights of the whole one: ``weight[:o, :i]``.
 
-Its cost is that of the smaller network. Weights are copied into it and gradients carried back, so
-that nothing of the whole network changes but its gradients.
+They are computed as ordinary dense networks, at the cost of the smaller ones.
 """
 
 from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._pytree import tree_leaves
 
 from dessilbi.graph import operations as ops
 from dessilbi.graph.compare import difference, random_like
@@ -37,26 +35,39 @@ _FEW = 8
 _ROUNDING = 1e-3
 """Two ways to compute the same network differ by less, relative to its outputs."""
 
-Places = tuple["Tensor | None", "Tensor | None"]
+Slices = tuple["Tensor | None", "Tensor | None"]
 """The rows and the columns that stay; ``None`` for all."""
 
 
 @dataclass(frozen=True)
 class Cut:
-    """What stays of every tensor that is cut."""
+    """What stays of every tensor that gets smaller."""
 
-    params: dict[str, Places]
-    buffers: dict[str, Tensor]
-    """Rows, by name."""
+    params: dict[str, Slices]
+    buffers: dict[str, Slices]
     channels_first: bool
     """Whether images must come so on a CPU, or had better."""
 
-    def places(self, name: str) -> Places:
-        """The rows and columns of a parameter that stay."""
-        return self.params.get(name, (None, None))
+    def arguments(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Arguments of the network as it is to be given them."""
+        return channels_first(arguments) if self.channels_first else arguments
+
+    def tensors(self, model: nn.Module) -> dict[str, Tensor]:
+        """The smaller network's parameters, as functions of the whole one's, and its buffers.
+
+        Buffers are copies: statistics of the whole network stay as they are.
+        """
+        return {n: sliced(p, self.params.get(n)) for n, p in model.named_parameters()} | {
+            n: sliced(b, self.buffers.get(n)).clone() for n, b in model.named_buffers()
+        }
+
+    def inside(self, name: str, p: Tensor) -> Tensor:
+        """Where a parameter takes part, shaped as it."""
+        nowhere = torch.zeros_like(p, dtype=torch.bool, requires_grad=False)
+        return put(torch.ones((), dtype=torch.bool), nowhere, self.params.get(name))
 
 
-class Narrow:
+class Slicer:
     """The networks that are left when channels leave a network together.
 
     Args:
@@ -64,7 +75,7 @@ class Narrow:
         example_input: a batch, or a tuple of arguments whose first is one.
 
     Raises:
-        CompactError: it cannot be cut with its code as it is.
+        CompactError: it cannot be made narrower with its code as it is.
     """
 
     def __init__(self, model: nn.Module, example_input: Any) -> None:
@@ -88,36 +99,25 @@ class Narrow:
             for name, m in model.named_modules()
             if isinstance(m, _BatchNorm) and m.track_running_stats
         }
-        self._macs = count_macs_per_weight(deepcopy(model), example_input)
+        self._macs = count_macs_per_weight(copied(model), example_input)
         self._try(as_arguments(example_input))
 
     def _try(self, arguments: tuple[Any, ...]) -> None:
         """A network of half the channels must run, and be the one whose other half is zero."""
-        kept = [torch.arange(one.channels) < (one.channels + 1) // 2 for one in self.sets]
-        copy = deepcopy(self._model).eval()
-        cut = self.cut(kept)
-        tensors = self._tensors(copy, cut)
+        cut = self.cut([torch.arange(one.channels) < (one.channels + 1) // 2 for one in self.sets])
+        small = narrow_copy(self._model, cut).eval()
         with torch.no_grad():
             try:
-                functional_call(copy, tensors, arguments)
+                small(*arguments)
             except (RuntimeError, ValueError) as error:
                 raise CompactError(
                     f"{type(self._model).__name__} does not run with fewer channels ({error}); "
                     "sizes that its code names, as in view(-1, 512), are the usual reason: use "
                     "flatten(1)"
                 ) from error
-            masked = deepcopy(copy)
-            stays = {name: rows for name, (rows, _) in cut.params.items()} | cut.buffers
-            for name, tensor in [*masked.named_parameters(), *masked.named_buffers()]:
-                rows = stays.get(name)
-                # The mean of what is zero is zero, as recalibration will find.
-                if rows is not None and not name.endswith("running_var"):
-                    off = torch.ones(len(tensor), dtype=torch.bool, device=tensor.device)
-                    off[rows] = False
-                    tensor[off] = 0
         found = difference(
-            lambda *given: functional_call(copy, tensors, given),
-            masked,
+            small,
+            widened(self._model, small, cut),
             [random_like(arguments, len(arguments[0]))],
             "random",
             choices=False,
@@ -138,103 +138,124 @@ class Narrow:
                 bits = stays.setdefault(where, torch.ones(shape[member.dim], dtype=torch.bool))
                 bits[member.index[~channels.cpu()].flatten()] = False
         device = next(iter(self.params.values())).device
-        places = {
+        found = {
             where: bits.nonzero().flatten().to(device)
             for where, bits in stays.items()
             if not bool(bits.all())
         }
-        names = dict.fromkeys(name for name, _ in places if name in self.params)
+        names = dict.fromkeys(name for name, _ in found if name in self.params)
         return Cut(
-            {name: (places.get((name, 0)), places.get((name, 1))) for name in names},
+            {name: (found.get((name, 0)), found.get((name, 1))) for name in names},
             {
-                buffer: places[name, 0]
+                buffer: (found[name, 0], None)
                 for name, buffers in self._statistics.items()
-                if (name, 0) in places
+                if (name, 0) in found
                 for buffer in buffers
             },
-            self._channels_first(places),
+            self._channels_first(found),
         )
 
-    def _channels_first(self, places: Mapping[tuple[str, int], Tensor]) -> bool:
-        """Whether to give images so."""
-
+    def _channels_first(self, found: Mapping[tuple[str, int], Tensor]) -> bool:
         def left(name: str, dim: int) -> int:
-            stay = places.get((name, dim))
+            stay = found.get((name, dim))
             return self._shapes[name][dim] if stay is None else len(stay)
 
         convolutions = [name for name, p in self.params.items() if p.ndim == 4]
-        filters = [left(name, 0) for name in convolutions]
-        few = min(filters, default=_FEW) < _FEW
+        few = min((left(name, 0) for name in convolutions), default=_FEW) < _FEW
         unsafe = any(
             self._shapes[name][2:] == (1, 1) and left(name, 1) < NARROW for name in convolutions
         )
         return few or unsafe
 
-    def forward(
-        self, cut: Cut, *arguments: Any, own: Mapping[str, Tensor] = MappingProxyType({})
-    ) -> tuple[Any, dict[str, Tensor]]:
-        """What the smaller network gives, and its weights, which ask for gradients.
-
-        BatchNorm statistics of the whole network stay as they are.
-
-        Args:
-            cut: what stays.
-            arguments: of the network.
-            own: weights of the smaller network that are not the whole one's.
-        """
-        tensors = self._tensors(self._model, cut, own)
-        weights = {
-            name: tensors[name].requires_grad_() for name, p in self.params.items()
-            if p.requires_grad
-        }  # fmt: skip
-        if cut.channels_first:
-            arguments = channels_first(arguments)
-        return functional_call(self._model, tensors, arguments), weights
-
-    def _tensors(
-        self, model: nn.Module, cut: Cut, own: Mapping[str, Tensor] = MappingProxyType({})
-    ) -> dict[str, Tensor]:
-        found = {
-            name: own[name] if name in own else taken(p.detach(), *cut.places(name))
-            for name, p in model.named_parameters()
-        }
-        for name, buffer in model.named_buffers():
-            rows = cut.buffers.get(name)
-            found[name] = buffer.clone() if rows is None else buffer.index_select(0, rows)
-        return found
-
-    @torch.no_grad()
-    def add_gradients(self, cut: Cut, gradients: dict[str, Tensor]) -> None:
-        """Add gradients of the smaller network's weights to those of the whole one."""
-        for name, gradient in gradients.items():
-            p = self.params[name]
-            rows, columns = cut.places(name)
-            if p.grad is None:
-                p.grad = torch.zeros_like(p)
-            if rows is not None and columns is not None:
-                p.grad[rows[:, None], columns] += gradient
-            elif columns is not None:
-                p.grad.index_add_(1, columns, gradient)
-            elif rows is not None:
-                p.grad.index_add_(0, rows, gradient)
-            else:
-                p.grad.add_(gradient)
-
     def cost(self, cut: Cut) -> float:
         """The multiply-adds of the smaller network, as a fraction of the whole one's."""
         whole = left = 0.0
         for name, p in self.params.items():
-            macs = self._macs.get(name, 1.0) * p.numel()
-            whole += macs
-            for dim, stay in enumerate(cut.places(name)):
-                macs *= 1.0 if stay is None else len(stay) / p.shape[dim]
-            left += macs
+            macs = self._macs.get(name, 1.0)
+            whole += macs * p.numel()
+            left += macs * sliced(p.detach(), cut.params.get(name)).numel()
         return left / whole
 
-    def used(self, cut: Cut, name: str) -> Tensor:
-        """Where a parameter takes part, shaped as it."""
-        nowhere = torch.empty_like(self.params[name], dtype=torch.bool, requires_grad=False)
-        return put(torch.ones((), dtype=torch.bool), nowhere, *cut.places(name))
+
+def narrow_copy(model: nn.Module, cut: Cut) -> nn.Module:
+    """A network of the same class with fewer channels, its layers' sizes as its weights'."""
+    copy = copied(model)
+    known: dict[int, nn.Parameter] = {}
+    for name, p in copy.named_parameters(remove_duplicate=False):
+        if id(p) not in known:
+            small = sliced(p.detach(), cut.params.get(name)).clone()
+            known[id(p)] = nn.Parameter(small, requires_grad=p.requires_grad)
+    for module_name, module in copy.named_modules():
+        start = f"{module_name}." if module_name else ""
+        for name, p in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+            setattr(module, name, known[id(p)])
+        for name, b in list(module.named_buffers(recurse=False, remove_duplicate=False)):
+            setattr(module, name, sliced(b, cut.buffers.get(start + name)))
+        _resize(module)
+    return copy
+
+
+@torch.no_grad()
+def widened(model: nn.Module, small: nn.Module, cut: Cut) -> nn.Module:
+    """A copy of the whole network that computes what the smaller one does: zero elsewhere.
+
+    Variances elsewhere are the whole network's, whose means are zero there.
+    """
+    copy, ours = copied(model).train(small.training), dict(small.named_parameters())
+    for name, p in copy.named_parameters():
+        p.copy_(put(ours[name], torch.zeros_like(p), cut.params.get(name)))
+    theirs = dict(small.named_buffers())
+    for name, b in copy.named_buffers():
+        around = b.clone() if name.endswith("running_var") else torch.zeros_like(b)
+        b.copy_(put(theirs[name], around, cut.buffers.get(name)))
+    return copy
+
+
+def copied(model: nn.Module) -> nn.Module:
+    """A copy without gradients, also of a network that keeps results of its last pass."""
+    memo: dict[int, Any] = {}
+    for module in model.modules():
+        for value in tree_leaves({**module.__dict__, "_modules": None}):
+            if isinstance(value, torch.Tensor) and not value.is_leaf:
+                memo[id(value)] = value.detach()
+    copy = deepcopy(model, memo)
+    copy.zero_grad(set_to_none=True)
+    return copy
+
+
+def sliced(tensor: Tensor, slices: Slices | None) -> Tensor:
+    """What stays of a tensor; all of it for ``None``."""
+    rows, columns = slices or (None, None)
+    if rows is not None:
+        tensor = tensor.index_select(0, rows)
+    return tensor if columns is None else tensor.index_select(1, columns)
+
+
+def put(small: Tensor, around: Tensor, slices: Slices | None) -> Tensor:
+    """The reverse of :func:`sliced`: another tensor with the smaller one in its place."""
+    rows, columns = slices or (None, None)
+    if columns is None:
+        around[... if rows is None else rows] = small
+    elif rows is None:
+        around[:, columns] = small
+    else:
+        around[rows[:, None], columns] = small
+    return around
+
+
+def _resize(module: nn.Module) -> None:
+    """Let a layer's attributes say the sizes that its tensors have."""
+    weight = getattr(module, "weight", None)
+    if isinstance(module, nn.Linear):
+        module.out_features, module.in_features = module.weight.shape
+    elif isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+        module.out_channels, inputs = module.weight.shape[:2]
+        module.in_channels = inputs * module.groups
+    elif isinstance(module, _BatchNorm):
+        known = weight if weight is not None else module.running_mean
+        module.num_features = module.num_features if known is None else len(known)
+    elif isinstance(module, nn.PReLU):
+        module.num_parameters = module.weight.numel()
 
 
 def _with_known_norms(model: nn.Module) -> nn.Module:
@@ -242,7 +263,7 @@ def _with_known_norms(model: nn.Module) -> nn.Module:
 
     They all have parameters, by which the channels of their statistics are found.
     """
-    copy = deepcopy(model)
+    copy = copied(model)
     for parent in [*copy.modules()]:
         for name, child in parent.named_children():
             if isinstance(child, _BatchNorm) and not child.affine and child.running_var is not None:
@@ -254,22 +275,3 @@ def _with_known_norms(model: nn.Module) -> nn.Module:
                 known.__dict__.update(child.__dict__)
                 setattr(parent, name, known)
     return copy
-
-
-def taken(tensor: Tensor, rows: Tensor | None, columns: Tensor | None) -> Tensor:
-    """What stays of a tensor."""
-    if rows is not None:
-        tensor = tensor.index_select(0, rows)
-    return tensor if columns is None else tensor.index_select(1, columns)
-
-
-def put(small: Tensor, like: Tensor, rows: Tensor | None, columns: Tensor | None) -> Tensor:
-    """The reverse of :func:`taken`: a tensor shaped as another, zero where nothing stays."""
-    whole = torch.zeros_like(like, requires_grad=False)
-    if columns is None:
-        whole[slice(None) if rows is None else rows] = small
-    elif rows is None:
-        whole[:, columns] = small
-    else:
-        whole[rows[:, None], columns] = small
-    return whole

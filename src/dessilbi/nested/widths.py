@@ -6,140 +6,161 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.functional import kl_div, log_softmax, softmax
+from torch.nn.parallel import DistributedDataParallel
 
+from dessilbi.optim import DessiLBI
 from dessilbi.path import Mask
+from dessilbi.path.layers import make_layers
 
-from .branches import EQUAL, Ladder, Rung, rungs_of
-from .channel_ranks import ChannelRanks
-from .levels import FULL, density_of, level_of
-from .passes import Run, average_over_processes
-from .schedule import SECOND, Nesting
-from .slicing import Narrow, put, taken
+from .branches import EQUAL, Branch, Branches
+from .channels import ChannelRanking
+from .passes import add_gradients, detached, forward
+from .ranking import WHOLE, rank_of
+from .schedule import SECOND, NestedSchedule, due, even
+from .slicing import Slicer, copied, narrow_copy, widened
+from .training import Nested
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from torch import Tensor, nn
+    from torch.optim import Optimizer
 
-    from dessilbi.optim import DessiLBI
+    from dessilbi.path import Layer
 
     from .slicing import Cut
 
 
-class NestedWidths(Nesting):
+class NestedWidths(Nested):
     """Trains a network whose narrower parts, one for every width, are good without retraining.
 
     Like :class:`NestedTraining` with whole channels: a filter takes its bias, its BatchNorm
     parameters and what reads it along. So a subnetwork is a smaller dense network and is computed
-    as one, which is cheap enough for two of them in a step: a large one (the whole network in a
-    fraction ``full`` of the steps) and a small one, which also learns from the large one's output.
-    A step takes up to 1.4 times the multiply-adds of a plain one and, on a CPU with a C++ compiler,
-    about its time.
+    as one, by slices of the weights. A step trains a large one (the whole network in a fraction
+    ``full_fraction`` of the steps) and a small one, which also learns from the large one's output.
 
     The whole network is trained first; then the smallest width falls, as in gradual pruning, and
-    stays at ``lowest``. Then the widths of a ladder leave, the narrowest first: from there on they
-    have weights of their own and are trained beside the whole network, in every step or, where they
-    would cost too much, in turn. Sharing has brought them on their way, and would hold them and
-    wider ones back. In the end a budget is served by the widest of them that fits.
+    stays at ``min_density``. Then ``widths`` branch off, the narrowest first: from there on each is
+    a network of its own (of the model's class, with an optimizer of the class and the options of
+    ``opt``) and is trained beside the whole one, in every step or, where that would cost too much,
+    in turn. Sharing has brought them on their way, and would hold them and wider ones back. In the
+    end a budget is served by the widest of them that fits.
 
     Channels are ranked by the size of their filters, every layer for itself; layers whose outputs
-    are added are ranked together. Weights outside the largest network of a step do not move, while
-    DessiLBI's coupling with Gamma acts on all.
+    are added are ranked together. Weights outside the largest network of a step do not move (with
+    :class:`DessiLBI` its coupling with Gamma acts on all).
 
-    A layer keeps all its filters if it has no twin, if its outputs are added to those of a layer
-    without one, or if it cannot be made narrower (the last layer, a grouped convolution). It is
-    whole in every network, and widths are fractions of the other layers.
+    A layer keeps all its filters if it is not ranked, if its outputs are added to those of such a
+    layer, or if it cannot be made narrower (the last layer, a grouped convolution). It is whole in
+    every network, and widths are fractions of the other layers.
 
-    :meth:`PathRecorder.record` with :attr:`levels` and :attr:`followers` makes
-    ``path.mask(density=...)`` the networks that were trained. BatchNorm statistics follow the whole
-    network; take them anew for another (:func:`recalibrate_batchnorm`). :meth:`weights` gives the
-    weights of a width; clipping of gradients does not reach those of the ladder.
+    BatchNorm statistics of the whole network and of branches are their own; :meth:`network` takes
+    them anew for a width that shares its weights. Gradients of branches are not the optimizer's:
+    they are neither clipped nor unscaled (by ``torch.amp.GradScaler``; bfloat16 needs none) with
+    those of the others.
 
     Args:
         model: the network.
-        opt: its optimizer; penalties by filter (or neuron) for the weights with a twin.
+        opt: its optimizer, any of torch's. A :class:`DessiLBI` must have penalties by filter (or
+            neuron) for the weights with a twin.
         steps: optimizer steps of the whole training.
         example_input: a batch, to find out which channels belong together.
-        lowest: the smallest width, as a fraction of the filters of each layer.
-        begin: when widths begin to fall, as a fraction of the training.
-        descended: when they reach ``lowest``.
-        settled: when the ranking is fixed.
-        full: fraction of steps whose large network is the whole one, while widths share.
-        small: fraction of steps that train a small network as well, while widths share.
-        beside: multiply-adds of the ladder's widths a step, as a fraction of the whole network's.
+        schedule: when widths begin to fall, and when they are ranked; by default
+            :meth:`NestedSchedule.for_widths`.
+        widths: of the branches; by default each half of the one before, down to ``min_density``.
+        branch_at: when the first and the last of them leave, as fractions of the training, the
+            narrowest first; (1, 1) if never: then there is a network for every width, and all share
+            (and ``full_fraction=0.5, ramp_end=0.5`` are better).
+        branch_macs: multiply-adds of the branches a step, as a fraction of the whole network's.
             Those of a convolutional network take less, about a third, and are trained in every
             step; of others, as many as that allows, in turn.
-        parted: when the first and the last width of the ladder part from the whole network, the
-            narrowest first; (1, 1) if never: then there is a network for every width, and all
-            share (and ``full=0.5, descended=0.5`` are better).
-        ladder: their widths; by default each half of the one before, down to ``lowest``.
-        teach: how much of the small network's loss is the distance of its outputs, as
+        distill: how much of a small network's loss is the distance of its outputs, as
             probabilities, to those of the large one; 0 if they are not logits of classes.
-        refresh: steps between two rankings.
+        small_fraction: fraction of steps that train a small network as well, while widths share.
         seed: where the sequence of widths begins; see :class:`NestedTraining`.
 
     Example:
-        >>> nested = NestedWidths(model, opt, epochs * len(loader), example_input)
-        >>> for x, y in loader:
+        >>> from torch.nn.functional import cross_entropy
+        >>> from torch.nn import Linear, ReLU, Sequential
+        >>> model = Sequential(Linear(8, 16), ReLU(), Linear(16, 2))
+        >>> opt = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        >>> nested = NestedWidths(model, opt, steps=100, example_input=torch.randn(2, 8))
+        >>> for _ in range(100):
+        ...     x, y = torch.randn(32, 8), torch.randint(2, (32,))
         ...     opt.zero_grad()
         ...     output, loss = nested.backward(x, lambda output: cross_entropy(output, y))
         ...     opt.step()
+        >>> nested.network(0.25)[0].out_features
+        4
     """
 
     def __init__(
         self,
         model: nn.Module,
-        opt: DessiLBI,
+        opt: Optimizer,
         steps: int,
         example_input: Any,
         *,
-        lowest: float = 0.125,
-        begin: float = 1 / 12,
-        descended: float = 0.3,
-        settled: float = 0.6,
-        full: float = 1.0,
-        small: float = 0.8,
-        beside: float = 0.4,
-        parted: tuple[float, float] = (0.3, 0.6),
-        ladder: Sequence[float] = (),
-        teach: float = 0.5,
-        refresh: int = 100,
+        schedule: NestedSchedule | None = None,
+        widths: Sequence[float] = (),
+        branch_at: tuple[float, float] = (0.3, 0.6),
+        branch_macs: float = 0.4,
+        distill: float = 0.5,
+        small_fraction: float = 0.8,
         seed: int = 0,
     ) -> None:
-        super().__init__(
-            model, opt, steps, lowest=lowest, highest=1.0, begin=begin, descended=descended,
-            settled=settled, full=full, tilt=1.0, refresh=refresh, floor=1, uniform=True, seed=seed,
-        )  # fmt: skip
-        for name, value in (("teach", teach), ("small", small)):
+        schedule = schedule or NestedSchedule.for_widths()
+        super().__init__(model, opt, steps, schedule, seed=seed)
+        for name, value in (("distill", distill), ("small_fraction", small_fraction)):
             if not 0 <= value <= 1:
                 raise ValueError(f"{name} must lie in [0, 1], got {value!r}")
-        if not begin <= parted[0] <= parted[1] <= 1:
-            raise ValueError(f"parted must lie in [begin, 1] and not fall, got {parted!r}")
-        self._ladder = Ladder(ladder, parted, lowest)
-        self.ladder = self._ladder.widths
-        if not beside > 0:
-            raise ValueError(f"beside must be positive, got {beside!r}")
-        self.teach, self.small, self.beside, self.parted = teach, small, beside, parted
-        self._model = model
-        self._narrow = Narrow(model, example_input)
-        for layer in self._layers:
-            if layer.group_dim != 0:
-                how, instead = "weight by weight", "give penalty='group_lasso', or exclude it"
-                if layer.group_dim is not None:  # of a transposed convolution these are its filters
-                    how, instead = f"by slices along dimension {layer.group_dim}", "exclude it"
-                raise ValueError(
-                    f"parameter {layer.name!r} enters Gamma {how}; widths need whole filters or "
-                    f"neurons, which lie along dimension 0: {instead}"
-                )
-        self._channels = ChannelRanks(self._layers, self._narrow)
-        self.followers = self._channels.followers()
-        """Biases and BatchNorm parameters: the filter that each element leaves with, or -1. Filters
-        are numbered through all layers, as in a path."""
-        self._drawn: tuple[int, ...] = (FULL,)
+        if not schedule.ramp_start <= branch_at[0] <= branch_at[1] <= 1:
+            raise ValueError(
+                f"branch_at must lie in [ramp_start, 1] and not fall, got {branch_at!r}"
+            )
+        if not branch_macs > 0:
+            raise ValueError(f"branch_macs must be positive, got {branch_macs!r}")
+        self._branches = Branches(widths, branch_at, schedule.min_density)
+        self.widths = self._branches.widths
+        self.branch_at, self.branch_macs = branch_at, branch_macs
+        self.distill, self.small_fraction = distill, small_fraction
+        self._layers = self._by_filter()
+        if branch_at[0] < 1:
+            self._refuse_others()
+        self._slicer = Slicer(model, example_input)
+        self._channels = ChannelRanking(self._layers, self._slicer)
+        self.dependents = self._channels.dependents()
         self._cuts: dict[int, Cut] = {}
         self._frequency: float | None = None
         """What :meth:`_often` found for this ranking."""
         self._attach()
+
+    def _by_filter(self) -> tuple[Layer, ...]:
+        """The layers, grouped by filter: a width takes whole ones, whatever a penalty would."""
+        if isinstance(self._opt, DessiLBI):
+            for layer in self._layers:
+                if layer.group_dim != 0:
+                    how, instead = "weight by weight", "give penalty='group_lasso', or exclude it"
+                    if layer.group_dim is not None:  # a transposed convolution's filters are there
+                        how = f"by slices along dimension {layer.group_dim}"
+                        instead = "exclude it"
+                    raise ValueError(
+                        f"parameter {layer.name!r} enters Gamma {how}; widths need whole filters "
+                        f"or neurons, which lie along dimension 0: {instead}"
+                    )
+            return self._layers
+        rows = [layer for layer in self._layers if layer.group_dim in (None, 0)]
+        return make_layers((layer.name, layer.shape, 0) for layer in rows)
+
+    def _refuse_others(self) -> None:
+        held = {id(p) for group in self._opt.param_groups for p in group["params"]}
+        for name, p in self._model.named_parameters():
+            if p.requires_grad and id(p) not in held:
+                raise ValueError(
+                    f"parameter {name!r} is trained by another optimizer than opt, and a width "
+                    "with weights of its own would have none for it; give opt all parameters, or "
+                    "branch_at=(1, 1)"
+                )
 
     # ------------------------------------------------------------------ a step
 
@@ -162,200 +183,214 @@ class NestedWidths(Nesting):
         Returns:
             Output and loss of the largest network.
         """
-        self._used = True
-        self._rank_if_due()
-        self._part_if_due()
+        self._begin_step()
+        self._inputs.append(x)
+        branches = self._branches.by_rank
         if not any(p.grad is not None for p in self._params.values()):
-            for one in self._ladder.rungs.values():
-                one.forget_gradients()  # zero_grad, perhaps of a step that was given up
-        self._drawn = self._widths()
-        run = Run.make(x, loss, weight, net)
+            for branch in branches.values():
+                branch.opt.zero_grad()  # as the others' were, perhaps of a step that was given up
+        self._drawn = self._draw()
+        arguments = x if isinstance(x, tuple) else (x,)
+        average = isinstance(net, DistributedDataParallel)
         first, *others = self._drawn
-        if first < FULL:
-            largest = self._narrower(first, run)
-            self._restrict(self._cut(first))
+        if first == WHOLE:
+            output = (net or self._model)(*arguments)
+            value = loss(output)
+            torch.autograd.backward(value * weight)
         else:
-            largest = run.through(self._model if net is None else net)
-        teacher = softmax(largest[0], 1) if others and self.teach > 0 else None
-        for level in others:
-            self._narrower(level, run, teacher)
+            output, value = self._narrow_pass(first, arguments, loss, weight, average, None)
+        largest = detached(output), value.detach()
+        teacher = softmax(largest[0], 1) if others and self.distill > 0 else None
+        for rank in others:
+            self._narrow_pass(rank, arguments, loss, weight, average, teacher)
+        self._restrict(first)
         return largest
 
-    def _narrower(self, level: int, run: Run, teacher: Tensor | None = None) -> tuple[Any, Tensor]:
+    def _narrow_pass(
+        self,
+        rank: int,
+        arguments: tuple[Any, ...],
+        loss: Callable[[Any], Tensor],
+        weight: float,
+        average: bool,
+        teacher: Tensor | None,
+    ) -> tuple[Any, Tensor]:
         """A pass of a narrower network, taught by the probabilities that another gives."""
-        rung = self._ladder.rungs.get(level)
-        cut, own = (self._cut(level), {}) if rung is None else (rung.cut, rung.own)
-        output, leaves = self._narrow.forward(cut, *run.arguments, own=own)
-        value = total = run.loss(output)
+        cut, branch = self._cut(rank), self._branches.by_rank.get(rank)
+        model, tensors = self._model, {}
+        if branch is not None:
+            model = branch.model
+        else:
+            tensors = cut.tensors(model)
+        output, value = forward(model, tensors, cut.arguments(arguments), loss)
+        total = value
         if teacher is not None:
             distance = kl_div(log_softmax(output, 1), teacher, reduction="batchmean")
-            total = (1 - self.teach) * value + self.teach * distance
-        found = torch.autograd.grad(total * run.weight, [*leaves.values()], allow_unused=True)
-        gradients = {n: g for n, g in zip(leaves, found, strict=True) if g is not None}
-        if run.average:
-            average_over_processes(gradients)
-        if rung is not None:
-            rung.add_gradients({n: gradients.pop(n) for n in own if n in gradients})
-        self._narrow.add_gradients(cut, gradients)
-        return output.detach(), value.detach()
+            total = (1 - self.distill) * value + self.distill * distance
+        add_gradients(total * weight, model.parameters(), average=average)
+        return output, value
 
-    def _restrict(self, cut: Cut) -> None:
-        held = {p for group in self._opt.param_groups for p in group["params"]}
-        params = {name: self._narrow.params[name] for name in cut.params}
-        self._opt.restrict(
-            {p: self._narrow.used(cut, name) for name, p in params.items() if p in held}
-        )
+    def _restrict(self, rank: int) -> None:
+        moves: dict[Tensor, Tensor] = {}
+        if rank != WHOLE:
+            held = {p for group in self._opt.param_groups for p in group["params"]}
+            cut = self._cut(rank)
+            for name in cut.params:
+                p = self._slicer.params[name]
+                if p in held:
+                    moves[p] = cut.inside(name, p)
+        self._restriction.set(moves)
 
-    def _widths(self) -> tuple[int, ...]:
-        """Levels of this step's networks, the largest first."""
-        if self._progress < self.begin:
-            return (FULL,)
+    def _draw(self) -> tuple[int, ...]:
+        """Ranks of this step's networks, the largest first."""
+        schedule, branches = self.schedule, self._branches
+        if self._progress < schedule.ramp_start:
+            return (WHOLE,)
         often = self._often()
-        rungs = tuple(
-            level
-            for place, level in enumerate(self._ladder.rungs)
-            if _falls_on(self._step, often, place / len(self._ladder.rungs))
-        )[::-1]
-        if self._ladder.complete:
-            return (FULL, *rungs)
-        smallest, place = self._smallest(), self._place()
-        large = 1.0
-        if place >= self.full:  # the upper half of the widths, in their logarithm
-            large = smallest ** (0.5 * (place - self.full) / (1 - self.full))
+        apart = len(branches.by_rank)
+        leaves = [
+            rank
+            for number, rank in enumerate(branches.by_rank)
+            if due(self._step, often, number / apart)
+        ][::-1]
+        if branches.complete:
+            return (WHOLE, *leaves)
+        smallest, drawn = self._smallest(), even(self.seed, self._step)
+        large, full = 1.0, schedule.full_fraction
+        if drawn >= full:  # the upper half of the widths, in their logarithm
+            large = smallest ** (0.5 * (drawn - full) / (1 - full))
         widths = [large]
-        second = self._place(SECOND)
-        if second < often * self.small:
-            widths.append(self._small_width(smallest, second / (often * self.small)))
-        levels = {level_of(width, self.lowest) for width in widths}
-        return (*sorted(levels, reverse=True), *rungs)
-
-    def _small_width(self, smallest: float, place: float) -> float:
-        """One from the lower half, in their logarithm; at last one that is about to leave."""
-        left = self._ladder.left
-        if not self._by_ladder:
-            return float(smallest ** (1 - 0.5 * place))
-        return left[int(place * len(left))]
-
-    @property
-    def _by_ladder(self) -> bool:
-        """Whether only widths of the ladder are trained beside the whole network."""
-        return self._progress >= self.descended and self.parted[0] < 1
-
-    def _often(self) -> float:
-        """In what part of the steps a width of the ladder is trained."""
-        if not self._by_ladder:
-            return 1.0
-        if self._frequency is None:
-            cost = sum(self._narrow.cost(rung.cut) for rung in self._ladder.rungs.values())
-            left = [level_of(width, self.lowest) for width in self._ladder.left]
-            for level in left:
-                cost += self.small * self._narrow.cost(self._cut(level)) / len(left)
-            self._frequency = min(1.0, self.beside / cost)
-        return self._frequency
-
-    @property
-    def budgets(self) -> tuple[float, ...]:
-        """The widths that the last step was drawn at; 1 is the whole network."""
-        return tuple(density_of(level, self.lowest) for level in self._drawn)
-
-    # ------------------------------------------------------------------ the ladder
-
-    def _part_if_due(self) -> None:
-        ladder = self._ladder
-        while ladder.due(self._progress):
-            assert self._levels is not None
-            levels = self._ranking() if self._progress < self.settled else self._levels
-            level, left = ladder.next_level, len(ladder.rungs) + 1
-            self._ranked(ladder.relabelled(levels, self._channels.shares(levels), left))
-            ladder.rungs[level] = Rung(self._narrow, self._opt, self._cut(level))
+        second, limit = even(self.seed, self._step, SECOND), often * self.small_fraction
+        if second < limit:
+            widths.append(self._small_width(smallest, second / limit))
+        ranks = {rank_of(width, schedule.min_density) for width in widths}
+        return (*sorted(ranks, reverse=True), *leaves)
 
     def _smallest(self) -> float:
-        return self._ladder.floor(super()._smallest())
+        """The smallest width that may be drawn: narrower ones have left."""
+        smallest, branches = self.schedule.smallest(self._progress), self._branches
+        return max(smallest, branches.shared[0]) if branches.by_rank else smallest
 
-    def _rank_if_due(self) -> None:
-        if not self._ladder.complete:
-            super()._rank_if_due()
+    def _small_width(self, smallest: float, drawn: float) -> float:
+        """One from the lower half, in their logarithm; at last one that is about to leave."""
+        if not self._leaving:
+            return float(smallest ** (1 - 0.5 * drawn))
+        shared = self._branches.shared
+        return shared[int(drawn * len(shared))]
+
+    @property
+    def _leaving(self) -> bool:
+        """Whether only widths that leave are trained beside the whole network."""
+        return self._progress >= self.schedule.ramp_end and self.branch_at[0] < 1
+
+    def _often(self) -> float:
+        """In what part of the steps a branch is trained."""
+        if not self._leaving:
+            return 1.0
+        if self._frequency is None:
+            branches, cost = self._branches, self._slicer.cost
+            total = sum(cost(branch.cut) for branch in branches.by_rank.values())
+            for width in branches.shared:
+                share = cost(self._cut(rank_of(width, self.schedule.min_density)))
+                total += self.small_fraction * share / len(branches.shared)
+            self._frequency = min(1.0, self.branch_macs / total)
+        return self._frequency
+
+    def _begin_step(self) -> None:
+        if self._branches.complete:
+            self._used = True  # nothing is ranked any more
+        else:
+            super()._begin_step()
+        branches = self._branches
+        while branches.due(self._progress):
+            known = self._known_ranks
+            ranks = self._ranked() if self._progress < self.schedule.freeze_ranking_at else known
+            rank, left = branches.next_rank, len(branches.by_rank) + 1
+            self._set_ranks(branches.relabelled(ranks, self._channels.shares(ranks), left))
+            branches.by_rank[rank] = Branch(self._model, self._opt, self._cut(rank))
 
     def _after_step(self) -> None:
         if self._used:
-            for level, rung in self._ladder.rungs.items():
-                if level in self._drawn:
-                    rung.step()
+            for rank, branch in self._branches.by_rank.items():
+                if rank in self._drawn:
+                    branch.step()
         super()._after_step()
 
-    def _level_for(self, density: float) -> int:
-        level, rungs = super()._level_for(density), self._ladder.rungs
-        if level > max(rungs, default=-1) and not self._ladder.complete:
-            return level
-        assert self._levels is not None
-        shares = self._channels.shares(self._levels)
-        return max((n for n in (*rungs, FULL) if shares[n] <= density + EQUAL), default=0)
+    # ------------------------------------------------------------------ the ranking
 
-    def weights(self, density: float) -> dict[str, Tensor]:
-        """The weights of the network that :meth:`mask` has, shaped as the whole network's.
+    def _ranked(self) -> list[Tensor]:
+        branches, low = self._branches, self.schedule.min_density
+        if not branches.by_rank:
+            return self._channels.ranks(self._params, low)
+        ranks = self._channels.ranks(self._params, low, self._known_ranks, [*branches.by_rank])
+        return branches.relabelled(ranks, self._channels.shares(ranks), len(branches.by_rank))
 
-        Zero outside of it; ``model.load_state_dict(weights, strict=False)`` takes them.
-        """
-        level = self._level_for(density)
-        if level == FULL:
-            return {name: p.detach().clone() for name, p in self._narrow.params.items()}
-        cut = self._cut(level)
-        shared = {
-            name: put(taken(p.detach(), *cut.places(name)), p, *cut.places(name))
-            for name, p in self._narrow.params.items()
+    def _set_ranks(self, ranks: list[Tensor]) -> None:
+        super()._set_ranks(ranks)
+        self._cuts, self._frequency = {}, None
+
+    def _cut(self, rank: int) -> Cut:
+        if rank not in self._cuts:
+            self._cuts[rank] = self._slicer.cut(self._channels.kept(self._known_ranks, rank))
+        return self._cuts[rank]
+
+    # ------------------------------------------------------------------ what came of it
+
+    def _rank_for(self, density: float) -> int:
+        rank, branches = super()._rank_for(density), self._branches
+        if rank > max(branches.by_rank, default=-1) and not branches.complete:
+            return rank
+        shares = self._channels.shares(self._known_ranks)
+        known = (*branches.by_rank, WHOLE)
+        return max((n for n in known if shares[n] <= density + EQUAL), default=0)
+
+    def mask(self, density: float) -> Mask:
+        """The network that is trained for a width, at the nearest of the widths drawn."""
+        filters, rank = super().mask(density), self._rank_for(density)
+        inside = torch.cat([(ranks <= rank).flatten().cpu() for ranks in self._known_ranks])
+        others = {
+            name: inside[torch.from_numpy(numbers).long()] | torch.from_numpy(numbers < 0)
+            for name, numbers in (self.dependents or {}).items()
         }
-        rung = self._ladder.rungs.get(level)
-        return shared if rung is None else shared | rung.weights()
+        return Mask({**filters.tensors, **others})
+
+    def network(
+        self, density: float, recalibrate_on: Iterable[Any] | None = None, *, small: bool = True
+    ) -> nn.Module:
+        """The network of a width, ready to be used: a copy in evaluation mode.
+
+        Args:
+            density: the width.
+            recalibrate_on: batches of inputs to take BatchNorm statistics from; by default the last
+                ones that :meth:`backward` has seen, for a width that shares its weights. A branch
+                has statistics of its own from training.
+            small: a smaller network of the model's class; ``False`` gives one of the whole size,
+                zero outside of the width.
+        """
+        if not 0 < density <= 1:
+            raise ValueError(f"density must lie in (0, 1], got {density!r}")
+        self._known_ranks  # noqa: B018 - refuses before the first ranking
+        rank = self._rank_for(density)
+        branch = self._branches.by_rank.get(rank)
+        if rank == WHOLE:
+            trained = self.schedule.full_fraction > 0
+            return self._recalibrated(copied(self._model), recalibrate_on, trained=trained)
+        cut = self._cut(rank)
+        net = narrow_copy(self._model, cut) if branch is None else copied(branch.model)
+        self._recalibrated(net, recalibrate_on, trained=branch is not None)
+        return net if small else widened(self._model, net, cut)
+
+    # ------------------------------------------------------------------ checkpoints
 
     def state_dict(self) -> dict[str, Tensor]:
-        """See :meth:`Nesting.state_dict`; with the weights of the ladder."""
-        found = super().state_dict()
-        for level, rung in self._ladder.rungs.items():
-            found |= rung.state_dict(level)
-        return found
+        """What a checkpoint must keep; branches by their parameters' names."""
+        return super().state_dict() | self._branches.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Go on from :meth:`state_dict`."""
         super().load_state_dict(state)
-        self._ladder.rungs = {}
-        for level in rungs_of(state):
-            rung = Rung(self._narrow, self._opt, self._cut(level))
-            rung.load_state_dict(level, state)
-            self._ladder.rungs[level] = rung
-
-    # ------------------------------------------------------------------ the ranking
-
-    def _ranking(self) -> list[Tensor]:
-        rungs, rank = self._ladder.rungs, self._channels.ranked
-        if not rungs:
-            return rank(self._params, self.lowest, self.floor)
-        assert self._levels is not None
-        levels = rank(self._params, self.lowest, self.floor, self._levels, [*rungs])
-        return self._ladder.relabelled(levels, self._channels.shares(levels), len(rungs))
-
-    def _ranked(self, levels: list[Tensor]) -> None:
-        super()._ranked(levels)
-        self._cuts, self._frequency = {}, None
-
-    def _cut(self, level: int) -> Cut:
-        if level not in self._cuts:
-            assert self._levels is not None
-            self._cuts[level] = self._narrow.cut(self._channels.kept(self._levels, level))
-        return self._cuts[level]
-
-    def mask(self, density: float) -> Mask:
-        """The network that is trained for a width, at the nearest of the widths drawn."""
-        filters = super().mask(density)
-        assert self._levels is not None
-        level = self._level_for(density)
-        inside = torch.cat([(levels <= level).flatten().cpu() for levels in self._levels])
-        others = {
-            name: inside[torch.from_numpy(numbers).long()] | torch.from_numpy(numbers < 0)
-            for name, numbers in self.followers.items()
-        }
-        return Mask({**filters.tensors, **others})
-
-
-def _falls_on(step: int, often: float, offset: float) -> bool:
-    """Whether one of the evenly spaced steps, so many of all, is this one."""
-    return int((step + 1) * often + offset) > int(step * often + offset)
+        self._branches.by_rank = {}
+        for rank, saved in self._branches.saved(state):
+            branch = Branch(self._model, self._opt, self._cut(rank))
+            branch.load_state_dict(saved)
+            self._branches.by_rank[rank] = branch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -43,7 +43,7 @@ def restore_statistics(statistics: Statistics) -> None:
 
 
 @torch.no_grad()
-def recalibrate_batchnorm(model: nn.Module, inputs: Iterable[Tensor]) -> None:
+def recalibrate_batchnorm(model: nn.Module, inputs: Iterable[Any]) -> None:
     """Measure the running statistics of every BatchNorm layer anew, over ``inputs``.
 
     Projected weights send other activations through the network than the ones its BatchNorm layers
@@ -57,7 +57,8 @@ def recalibrate_batchnorm(model: nn.Module, inputs: Iterable[Tensor]) -> None:
 
     Args:
         model: the network, weights as they are to be used.
-        inputs: batches of training inputs; a few thousand images are enough.
+        inputs: batches of training inputs, or tuples of arguments; a few thousand images are
+            enough.
     """
     norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
     if not norms:
@@ -73,7 +74,7 @@ def recalibrate_batchnorm(model: nn.Module, inputs: Iterable[Tensor]) -> None:
             m.train()
         seen = False
         for x in inputs:
-            model(x)
+            model(*x) if isinstance(x, tuple) else model(x)
             seen = True
         if not seen:
             raise ValueError("recalibrate_batchnorm needs at least one batch of inputs, got none")

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+import torch
+
 from dessilbi.compaction import CompactError, Size, compact
+from dessilbi.lab.data.load import CARDS
 from dessilbi.lab.run.checkpoint import load_model
 from dessilbi.lab.run.directory import RunError
 from dessilbi.lab.run.files import LAST
 from dessilbi.lab.training.build import fresh_network, network_without_data
+from dessilbi.lab.training.callbacks import make_nested
 from dessilbi.lab.training.evaluate import recalibration_inputs
-from dessilbi.nested.branches import own_weights
+from dessilbi.lab.training.optimizers import make_optimizer
+from dessilbi.nested import NestedWidths
 from dessilbi.subnet import recalibrate_batchnorm
 from dessilbi.subnet.project import masked_weights, zero_outside
 
@@ -18,6 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from dessilbi.lab.data import Dataset
+    from dessilbi.lab.run.config import Config
     from dessilbi.lab.run.directory import Checkpoint, RunDir
     from dessilbi.path import Mask
 
@@ -31,17 +37,31 @@ def trained_network(
         raise RunError(f"{run.path} has no {LAST}; train it first")
     config = run.config()
     model = network_without_data(config) if data is None else fresh_network(config, data)
-    load_model(model, last.part("model") if mask is None else weights_under(last, mask))
+    load_model(model, last.part("model") if mask is None else weights_under(config, last, mask))
     return model
 
 
-def weights_under(checkpoint: Checkpoint, mask: Mask) -> dict[str, Tensor]:
+def weights_under(config: Config, checkpoint: Checkpoint, mask: Mask) -> dict[str, Tensor]:
     """The weights of the network that a mask leaves.
 
     They are the whole network's, unless nested training gave this width its own.
     """
     whole = checkpoint.part("model")
-    return whole | own_weights(checkpoint.part("nested"), mask, whole)
+    if not config.nested.by_width:
+        return whole
+    model = network_without_data(config)
+    load_model(model, whole)
+    shape = CARDS[config.data.name].shape
+    example = torch.zeros(2, *shape, dtype=next(model.parameters()).dtype)
+    optimizer = make_optimizer(model, config.optimizer, shape)
+    nested = make_nested(config, model, optimizer, 1, example)
+    assert isinstance(nested, NestedWidths)
+    nested.load_state_dict(checkpoint.part("nested"))
+    left = {name.split("/")[0] for name in checkpoint.part("nested/branches")}
+    for width in nested.widths[: len(left)]:
+        if nested.mask(width) == mask:
+            return nested.network(width, small=False).state_dict()
+    return whole
 
 
 def subnetwork(run: RunDir, mask: Mask, data: Dataset, *, recalibrate: bool = True) -> nn.Module:

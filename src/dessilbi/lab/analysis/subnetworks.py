@@ -181,7 +181,7 @@ def _tensors(
         if retrain.how == "rewind":
             way_out = f"train it with --keep {retrain.epoch} to rewind there"
         raise RunError(f"{parent.path} has no {name}; {way_out}")
-    tensors = weights_under(checkpoint, mask)
+    tensors = weights_under(parent.config(), checkpoint, mask)
     if with_twin and retrain.how in ("rewind", "finetune"):
         state = checkpoint.part("optimizer")
         tensors |= {f"{OPTIMIZER}{name}": tensor for name, tensor in state.items()}

@@ -151,48 +151,52 @@ class NestedConfig:
 
     on: bool = False
     """Draw a budget for each step and train its subnetwork; --nested is the same."""
-    lowest: float | None = None
-    """The smallest budget, as a fraction of the weights: by default 0.004, with widths 0.125."""
-    highest: float = 1.0
-    """The largest that is drawn beside the whole network."""
-    begin: float = 1 / 12
-    """When budgets begin to fall, as a fraction of the training."""
-    descended: float | None = None
-    """When the smallest is reached: by default 0.25, with widths 0.3."""
-    settled: float = 0.6
-    """When the ranking of the weights is fixed."""
-    full: float | None = None
-    """Fraction of steps that train the whole network: by default 0.05, with widths 1."""
-    tilt: float = 1.0
-    """Above 1, large budgets are drawn more often than small ones; below 1, less often."""
-    refresh: int = 100
-    """Steps between two rankings."""
-    uniform: bool | None = None
-    """Whether every layer keeps the same fraction; by default if there are filters."""
-    widths: bool = False
-    """Whole channels, two networks a step, each at its own cost. highest, tilt, uniform and
-    networks do not apply."""
-    networks: int | None = None
-    """Without widths: how many budgets a step trains beside the whole network; by default 3, and 2
-    if there are filters."""
-    thrift: float = 0.0
-    """Without widths: layers are compared by size / multiply-adds ** thrift of their weights; 0.25
-    serves budgets of multiply-adds."""
-    small: float = 0.8
-    """With widths: fraction of steps that train a small network beside the large one."""
-    beside: float = 0.4
-    """With widths: multiply-adds of the ladder a step, as a fraction of the whole network's."""
-    parted: tuple[float, float] = (0.3, 0.6)
-    """With widths: when the narrowest and the widest of the ladder get weights of their own; 1 1
-    never, all share."""
-    ladder: tuple[float, ...] = ()
-    """With widths: these; by default each half of the one before, down to the lowest."""
-    teach: float = 0.5
-    """With widths: how much the smaller network of a step learns from the larger one."""
+    by_width: bool = False
+    """Whole channels: narrower networks at their own cost, and some with weights of their own."""
+    min_density: float | None = None
+    """The smallest budget, as a fraction of the weights: by default 0.004, by width 0.125."""
+    max_density: float | None = None
+    """The largest that is drawn beside the whole network: by default 0.3. Not by width."""
+    ramp_start: float | None = None
+    """When budgets begin to fall, as a fraction of the training: by default a twelfth."""
+    ramp_end: float | None = None
+    """When the smallest is reached: by default 0.25, by width 0.3."""
+    freeze_ranking_at: float | None = None
+    """When the ranking of the weights is fixed: by default 0.6."""
+    full_fraction: float | None = None
+    """Fraction of steps that train the whole network: by default 0.3, by width 1."""
+    draw_power: float | None = None
+    """Above 1, large budgets are drawn more often than small ones; below 1, less often: by default
+    1. Not by width."""
+    rank_every: int | None = None
+    """Steps between two rankings: by default 100."""
+    budgets_per_step: int | None = None
+    """How many budgets a step trains beside the whole network: by default 3, and 2 if there are
+    filters. Not by width."""
+    per_layer: bool | None = None
+    """Whether every layer keeps the same fraction; by default if there are filters. Not by
+    width."""
+    mac_exponent: float = 0.0
+    """Layers are compared by size / multiply-adds ** mac_exponent of their weights; 0.25 serves
+    budgets of multiply-adds. Not by width."""
+    widths: tuple[float, ...] = ()
+    """By width: those that get weights of their own; by default each half of the one before."""
+    branch_at: tuple[float, float] = (0.3, 0.6)
+    """By width: when the narrowest and the widest of them do; 1 1 never, all share."""
+    branch_macs: float = 0.4
+    """By width: multiply-adds of these a step, as a fraction of the whole network's."""
+    distill: float = 0.5
+    """By width: how much the smaller network of a step learns from the larger one."""
+    small_fraction: float = 0.8
+    """By width: fraction of steps that train a small network beside the large one."""
 
 
-BY_WEIGHT = ("highest", "tilt", "uniform", "networks", "thrift")
-BY_WIDTH = ("widths", "small", "beside", "parted", "ladder", "teach")
+OF_SCHEDULE = (
+    "min_density", "max_density", "ramp_start", "ramp_end", "freeze_ranking_at", "full_fraction",
+    "draw_power", "rank_every",
+)  # fmt: skip
+BY_WEIGHT = ("max_density", "draw_power", "budgets_per_step", "per_layer", "mac_exponent")
+BY_WIDTH = ("by_width", "widths", "branch_at", "branch_macs", "distill", "small_fraction")
 """Options of nested training that only one of its ways has."""
 
 
@@ -288,7 +292,7 @@ class Config:
             if not used:
                 del values[name]
         if self.nested.on:
-            for unused in BY_WEIGHT if self.nested.widths else BY_WIDTH:
+            for unused in BY_WEIGHT if self.nested.by_width else BY_WIDTH:
                 del values["nested"][unused]
         if not self.optimizer.tied:
             del values["optimizer"]["tied"]
@@ -327,21 +331,9 @@ def from_json(text: str, source: str | Path = "the configuration") -> Config:
     from pydantic import TypeAdapter, ValidationError
 
     try:
-        return TypeAdapter(Config).validate_json(_without_former(text))
+        return TypeAdapter(Config).validate_json(text)
     except ValidationError as error:
         faults = "; ".join(
             f"{'.'.join(map(str, e['loc'])) or 'file'}: {e['msg']}" for e in error.errors()
         )
         raise ConfigError(f"{source} is not a valid configuration: {faults}") from error
-
-
-def _without_former(text: str) -> str:
-    """A configuration without options that there are no more: runs that had them stay readable."""
-    try:
-        values = json.loads(text)
-    except json.JSONDecodeError:
-        return text
-    nested = values.get("nested") if isinstance(values, dict) else None
-    if isinstance(nested, dict):
-        nested.pop("large", None)
-    return json.dumps(values)

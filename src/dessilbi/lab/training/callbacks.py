@@ -7,8 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dessilbi.lab.run.config import BY_WEIGHT, BY_WIDTH, ConfigError, OptimizerConfig
-from dessilbi.nested import NestedTraining, NestedWidths
+from dessilbi.lab.run.config import (
+    BY_WEIGHT,
+    BY_WIDTH,
+    OF_SCHEDULE,
+    ConfigError,
+    OptimizerConfig,
+)
+from dessilbi.nested import NestedSchedule, NestedTraining, NestedWidths
 from dessilbi.optim import DessiLBI
 from dessilbi.paper.optimizers import twin_groups
 from dessilbi.path import count_macs_per_weight
@@ -22,7 +28,28 @@ if TYPE_CHECKING:
 
     from dessilbi.lab.run.config import Config
     from dessilbi.lab.run.directory import Checkpoint
-    from dessilbi.nested.schedule import Nesting
+
+
+def make_nested(
+    config: Config, model: nn.Module, optimizer: Optimizer, steps: int, example_input: Tensor
+) -> NestedTraining | NestedWidths:
+    """The nested training that a configuration asks for."""
+    options = asdict(config.nested)
+    for other in ("on", "by_width", *(BY_WEIGHT if config.nested.by_width else BY_WIDTH)):
+        options.pop(other, None)
+    given = {name: options.pop(name) for name in OF_SCHEDULE if name in options}
+    given = {name: value for name, value in given.items() if value is not None}
+    options["seed"] = config.seed
+    if not config.nested.by_width:
+        if options["mac_exponent"] > 0:
+            options["macs"] = count_macs_per_weight(model, example_input)
+        schedule = NestedSchedule(**given)
+        return NestedTraining(model, optimizer, steps, schedule=schedule, **options)
+    try:
+        schedule = NestedSchedule.for_widths(**given)
+        return NestedWidths(model, optimizer, steps, example_input, schedule=schedule, **options)
+    except ValueError as error:
+        raise ConfigError(f"--nested.by-width: {error}") from error
 
 
 class Companions:
@@ -61,23 +88,7 @@ class Companions:
 
     def _nested(self, steps: int, example_input: Tensor) -> NestedTraining | NestedWidths:
         twins = self._dessilbi("--nested trains along the path of Gamma")
-        options = asdict(self._config.nested)
-        widths = options["widths"]
-        for other in ("on", "widths", *(BY_WEIGHT if widths else BY_WIDTH)):
-            options.pop(other, None)
-        for unset in ("lowest", "descended", "full"):  # what is best for the one and the other
-            if options[unset] is None:
-                del options[unset]
-        if not widths:
-            if options["thrift"] > 0:
-                options["macs"] = count_macs_per_weight(self._model, example_input)
-            return NestedTraining(self._model, twins, steps, seed=self._config.seed, **options)
-        try:
-            return NestedWidths(
-                self._model, twins, steps, example_input, seed=self._config.seed, **options
-            )
-        except ValueError as error:
-            raise ConfigError(f"--nested.widths: {error}") from error
+        return make_nested(self._config, self._model, twins, steps, example_input)
 
     def _dessilbi(self, what: str) -> DessiLBI:
         if not isinstance(self._optimizer, DessiLBI):
@@ -114,8 +125,7 @@ class Companions:
         """The ranking of nested training, for the recorder."""
         if self.nested is None:
             return {}
-        followers = self.nested.followers if isinstance(self.nested, NestedWidths) else None
-        return {"levels": self.nested.levels, "followers": followers}
+        return {"levels": self.nested.budget_ranks, "followers": self.nested.dependents}
 
     def tensors(self) -> dict[str, Tensor]:
         """Their state, for a checkpoint."""
@@ -132,6 +142,6 @@ class Companions:
         for name, one in self._present().items():
             one.load_state_dict(checkpoint.part(name))
 
-    def _present(self) -> dict[str, Nesting | GradualPruning | FrozenSupport]:
+    def _present(self) -> dict[str, NestedTraining | NestedWidths | GradualPruning | FrozenSupport]:
         named = {"nested": self.nested, "pruning": self.pruning, "frozen": self.frozen}
         return {name: one for name, one in named.items() if one is not None}
