@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from dessilbi.lab.analysis.networks import trained_network
-from dessilbi.lab.analysis.subnetworks import share_of_macs
+from dessilbi.lab.analysis.subnetworks import Retrain, retrain, share_of_macs
 from dessilbi.lab.run.config import (
     Config,
     ConfigError,
@@ -28,7 +28,7 @@ from dessilbi.paper.baselines import iterative, slimming, soft_filters, tickets
 from dessilbi.paper.baselines import train as methods
 from dessilbi.paper.baselines.gradual import gradually_pruned
 from dessilbi.paper.baselines.scratch import scratch
-from dessilbi.paper.baselines.start import density, retrain
+from dessilbi.paper.baselines.tickets import density
 from dessilbi.path import Mask, count_macs_per_weight
 from dessilbi.subnet import project
 
@@ -247,9 +247,8 @@ def test_a_ticket_starts_from_the_same_weights_and_holds_its_mask(
     dense: RunDir, tmp_path: Path
 ) -> None:
     mask = tickets.one_shot(trained_network(dense), 0.2)
-    config = retrain(
-        dense, mask, tmp_path, method="one-shot", words="largest", weights="init", epochs=1
-    )
+    how = Retrain("scratch")
+    config = retrain(dense, mask, "largest", how, tmp_path, name="one-shot", epochs=1)
     run = train(config, Place(runs=tmp_path))
     assert config.start is not None
     weights, *_, held = load_start(run, config.start)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from dessilbi.compaction import Size
 from dessilbi.lab.analysis.networks import shipped, weights_under
 from dessilbi.lab.data.load import CARDS
-from dessilbi.lab.run.checkpoint import OPTIMIZER
+from dessilbi.lab.run.checkpoint import OPTIMIZER, model_tensors
 from dessilbi.lab.run.config import (
     Config,
     ConfigError,
@@ -107,62 +107,74 @@ def settled_epoch(path: SolutionPath, stop: StopConfig) -> int | None:
     return path.stable_epoch(stop.window, stop.tolerance, stop.distance)
 
 
-def prepare(
+def prepare(parent: RunDir, choice: Choice, how: Retrain, runs: Path, **options: Any) -> Config:
+    """Make the run of a point of a run's path; see :func:`retrain` for the options."""
+    mask, words = choice.mask(open_path(parent), parent.config().stop)
+    return retrain(parent, mask, words, how, runs, **options)
+
+
+def retrain(
     parent: RunDir,
-    choice: Choice,
-    retrain: Retrain,
+    mask: Mask,
+    words: str,
+    how: Retrain,
     runs: Path,
     *,
+    name: str | None = None,
     epochs: int | None = None,
     seed: int | None = None,
+    fresh_seed: int | None = None,
     optimizer: OptimizerConfig | None = None,
 ) -> Config:
     """Make the run directory of a subnetwork, mask and weights inside, and return its config.
 
     Args:
-        parent: the run whose path is chosen from.
-        choice: the point of the path.
-        retrain: what is to be done with it.
+        parent: the run that the mask was found in, whose settings are taken over.
+        mask: which weights stay; it is held while training.
+        words: how it was chosen.
+        how: where the weights come from, and how they are trained.
         runs: folder of the new run directory.
+        name: what is added to the parent's name; by default how it is trained.
         epochs: training epochs; by default as long as the parent (scratch), what the parent had
             left (rewind), or a quarter (finetune).
         seed: order of the images; the parent's by default.
+        fresh_seed: makes new initial weights (scratch); by default they are the parent's.
         optimizer: trains the subnetwork; the parent's by default, which goes on with V and momentum
             as they were where the network is rewound or fine-tuned.
     """
     before = parent.config()
-    mask, words = choice.mask(open_path(parent), before.stop)
     own = optimizer in (None, before.optimizer)
     twin = own and before.optimizer.name == "dessilbi"
-    weights, name = _tensors(parent, retrain, mask, with_twin=twin)
+    weights, source = _tensors(parent, how, mask, with_twin=twin, fresh_seed=fresh_seed)
+    name = how.how if name is None else name
     config = replace(
         before,
-        name=f"{before.name}-{retrain.how}",
+        name=before.name if before.name.endswith(f"-{name}") else f"{before.name}-{name}",
         stop=StopConfig(),
         nested=NestedConfig(),
         prune=PruneConfig(),
         freeze=FreezeConfig(),
         keep=(),
-        epochs=0 if retrain.how == "one-shot" else _epochs(before, retrain, mask, epochs),
+        epochs=0 if how.how == "one-shot" else _epochs(before, how, mask, epochs),
         seed=before.seed if seed is None else seed,
         optimizer=optimizer or before.optimizer,
     )
-    if retrain.how == "scratch-b" and before.epochs:
+    if how.how == "scratch-b" and before.epochs:
         stretch = config.epochs / before.epochs
         config = replace(config, schedule=_stretched(before.schedule, stretch))
-    if retrain.how == "finetune":
+    if how.how == "finetune":
         config = _at_the_last_rate(config, before, done=_epochs_done(parent))
     start = StartConfig(
         parent=parent.path.resolve().name,  # also of `dessilbi subnet .`
         mask=words,
-        weights=name,
-        epoch=retrain.epoch if retrain.how == "rewind" else 0,
+        weights=source,
+        epoch=how.epoch,
     )
     return write_start(config, start, weights, mask, runs)
 
 
 def _tensors(
-    parent: RunDir, retrain: Retrain, mask: Mask, *, with_twin: bool
+    parent: RunDir, how: Retrain, mask: Mask, *, with_twin: bool, fresh_seed: int | None
 ) -> tuple[dict[str, Tensor], str]:
     """The weights to begin with, and their name.
 
@@ -170,32 +182,35 @@ def _tensors(
     would pull its weights to zero until Gamma has grown anew, which at a late learning rate it does
     not.
     """
-    if retrain.how in ("scratch", "scratch-b"):
+    if how.how in ("scratch", "scratch-b"):
+        if fresh_seed is not None:
+            fresh = network_without_data(parent.config(), seed=fresh_seed)
+            return model_tensors(fresh), "fresh"
         return parent.read_tensors(INIT), "init"
     name, words = LAST, "last"
-    if retrain.how == "rewind":
-        name, words = checkpoint_name(retrain.epoch), f"epoch {retrain.epoch}"
+    if how.how == "rewind":
+        name, words = checkpoint_name(how.epoch), f"epoch {how.epoch}"
     checkpoint = parent.load(name)
     if checkpoint is None:
         way_out = "train it first"
-        if retrain.how == "rewind":
-            way_out = f"train it with --keep {retrain.epoch} to rewind there"
+        if how.how == "rewind":
+            way_out = f"train it with --keep {how.epoch} to rewind there"
         raise RunError(f"{parent.path} has no {name}; {way_out}")
     tensors = weights_under(parent.config(), checkpoint, mask)
-    if with_twin and retrain.how in ("rewind", "finetune"):
+    if with_twin and how.how in ("rewind", "finetune"):
         state = checkpoint.part("optimizer")
         tensors |= {f"{OPTIMIZER}{name}": tensor for name, tensor in state.items()}
     return tensors, words
 
 
-def _epochs(before: Config, retrain: Retrain, mask: Mask, given: int | None) -> int:
+def _epochs(before: Config, how: Retrain, mask: Mask, given: int | None) -> int:
     if given is not None:
         return given
-    if retrain.how == "rewind":
-        return max(before.epochs - retrain.epoch, 1)
-    if retrain.how == "finetune":
+    if how.how == "rewind":
+        return max(before.epochs - how.epoch, 1)
+    if how.how == "finetune":
         return max(before.epochs // 4, 1)
-    if retrain.how == "scratch":
+    if how.how == "scratch":
         return before.epochs  # Scratch-E: the epochs of the dense training
     # Scratch-B: its multiply-adds, at most twice the epochs (Liu et al., Rethinking, ICLR 2019).
     return round(before.epochs * min(2.0, 1 / max(share_of_macs(before, mask), 1e-9)))

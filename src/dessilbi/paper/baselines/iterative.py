@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dessilbi.lab.analysis.networks import trained_network
+from dessilbi.lab.analysis.subnetworks import Retrain, retrain
 from dessilbi.lab.run.files import MASK
-from dessilbi.paper.baselines.start import retrain
 from dessilbi.path import Mask
 
 if TYPE_CHECKING:
@@ -48,4 +48,4 @@ def next_round(parent: RunDir, density: float, runs: Path, *, epochs: int | None
     if before is not None:
         mask = mask & before  # weights that are gone are zero, and never come back
     words = f"largest weights, density {density:.4g}"
-    return retrain(parent, mask, runs, method="han", words=words, weights="last", epochs=epochs)
+    return retrain(parent, mask, words, Retrain("finetune"), runs, name="han", epochs=epochs)

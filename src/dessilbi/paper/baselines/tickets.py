@@ -12,6 +12,7 @@ import torch
 
 from dessilbi.graph.names import named_weights
 from dessilbi.path import Mask
+from dessilbi.path.names import weights_with_twin
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -60,3 +61,15 @@ def whole_filters(kept: Tensor) -> bool:
         return False
     rows = kept.flatten(1)
     return bool((rows.all(1) | ~rows.any(1)).all())
+
+
+def density(mask: Mask, model: nn.Module) -> float:
+    """Fraction of the weights that may have a twin that a mask keeps; those it does not name stay.
+
+    Masks of different methods name different parameters; this is the number to compare them by.
+    """
+    weights = weights_with_twin(model)
+    kept = sum(
+        int(mask[name].sum()) if name in mask.names else w.numel() for name, w in weights.items()
+    )
+    return kept / sum(w.numel() for w in weights.values())

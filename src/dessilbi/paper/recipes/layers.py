@@ -7,9 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dessilbi.lab.analysis.networks import trained_network
-from dessilbi.lab.analysis.subnetworks import Choice, Retrain, open_path, prepare
+from dessilbi.lab.analysis.subnetworks import Choice, Retrain, open_path, prepare, retrain
 from dessilbi.lab.run.config import Config, DataConfig, ModelConfig, ScheduleConfig
-from dessilbi.paper.baselines.start import retrain
 from dessilbi.paper.baselines.tickets import largest_as
 from dessilbi.paper.figures import Panel, draw_panels
 from dessilbi.paper.optimizers import COMPETITORS
@@ -134,7 +133,7 @@ def finetune_jobs(network: str, scale: Scale, seeds: int | None) -> list[Job]:
             mask = largest_as(trained_network(runs[sgd]), ticket)
             words = "largest weights at the layer densities of Gamma"
             folder = runs[sgd].path.parent
-            return retrain(runs[sgd], mask, folder, method="lottery", words=words, weights="init")
+            return retrain(runs[sgd], mask, words, Retrain("scratch"), folder, name="lottery")
 
         parent, sgd = key("DessiLBI"), key("SGD")
         later: list[tuple[str, Callable[..., Config], tuple[str, ...], int]] = [

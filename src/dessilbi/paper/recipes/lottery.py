@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dessilbi.lab.analysis.networks import trained_network
 from dessilbi.lab.run.files import MASK
-from dessilbi.paper.baselines.start import density
+from dessilbi.paper.baselines.tickets import density
 from dessilbi.paper.figures import Line, Panel, Points, draw_panels
 from dessilbi.paper.published import LOTTERY
 from dessilbi.paper.recipe import CIFAR10_CUT, Recipe, Scale, measure_curves, seed_list, stand_in

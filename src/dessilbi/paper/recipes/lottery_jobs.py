@@ -8,14 +8,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dessilbi.lab.analysis.networks import trained_network
-from dessilbi.lab.analysis.subnetworks import open_path
+from dessilbi.lab.analysis.subnetworks import Retrain, open_path, retrain
 from dessilbi.lab.run.config import Config, ModelConfig, OptimizerConfig, ScheduleConfig
 from dessilbi.lab.training.build import network_without_data
 from dessilbi.paper.baselines import iterative, slimming, soft_filters, tickets
 from dessilbi.paper.baselines import train as methods
 from dessilbi.paper.baselines.gradual import gradually_pruned
 from dessilbi.paper.baselines.scratch import scratch
-from dessilbi.paper.baselines.start import retrain
 from dessilbi.paper.published import LOTTERY
 from dessilbi.paper.recipe import CIFAR10
 from dessilbi.paper.sweep.sweep import Job, Label
@@ -158,27 +157,25 @@ class PanelJobs:
 
         def ticket(runs: Mapping[str, RunDir]) -> Config:
             mask = open_path(runs[self.parent]).mask(epoch=epoch)
-            return self._retrained(runs[self.parent], mask, "ticket", at, "init")
+            return self._retrained(runs[self.parent], mask, "ticket", at)
 
         def lottery(runs: Mapping[str, RunDir]) -> Config:
             like = open_path(runs[self.parent]).mask(epoch=epoch)
             mask = tickets.largest_as(trained_network(runs[self.dense]), like)
-            return self._retrained(runs[self.dense], mask, "sgd-lottery", at, "init")
+            return self._retrained(runs[self.dense], mask, "sgd-lottery", at)
 
         def random(runs: Mapping[str, RunDir]) -> Config:
             like = open_path(runs[self.parent]).mask(epoch=epoch)
             mask = tickets.random_as(like, seed=1000 * self.seed + epoch)
-            return self._retrained(runs[self.dense], mask, "random", at, "init")
+            return self._retrained(runs[self.dense], mask, "random", at)
 
         self.add("ticket", at, ticket, self.parent)
         self.add("SGD-lottery", at, lottery, self.parent, self.dense)
         self.add("random", at, random, self.parent, self.dense)
 
-    def _retrained(self, run: RunDir, mask: Mask, method: str, words: str, weights: Any) -> Config:
-        folder = run.path.parent
-        return retrain(
-            run, mask, folder, method=method, words=words, weights=weights, optimizer=SGD
-        )
+    def _retrained(self, run: RunDir, mask: Mask, method: str, words: str) -> Config:
+        how, folder = Retrain("scratch"), run.path.parent
+        return retrain(run, mask, words, how, folder, name=method, optimizer=SGD)
 
     # ------------------------------------------------------------------ panels a and b
 
@@ -196,10 +193,10 @@ class PanelJobs:
             return retrain(
                 run,
                 mask,
+                at,
+                Retrain("finetune"),
                 run.path.parent,
-                method="slimmed",
-                words=at,
-                weights="last",
+                name="slimmed",
                 epochs=self.tuning,
             )
 
@@ -226,7 +223,7 @@ class PanelJobs:
 
         def rethinking(runs: Mapping[str, RunDir]) -> Config:
             mask = tickets.one_shot(trained_network(runs[self.dense]), wanted)
-            return self._retrained(runs[self.dense], mask, "rethinking", at, "init")
+            return self._retrained(runs[self.dense], mask, "rethinking", at)
 
         self.add("Rethinking-Lottery", at, rethinking, self.dense)
         config = gradually_pruned(replace(self.base, optimizer=SGD), wanted)

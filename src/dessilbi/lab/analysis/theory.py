@@ -1,0 +1,196 @@
+"""Curvature along a run, the step that it allows, and full-batch steps from its last weights."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from dessilbi.lab.data import batches, count_batches
+from dessilbi.lab.run.checkpoint import restore
+from dessilbi.lab.run.config import ConfigError
+from dessilbi.lab.run.directory import RunError
+from dessilbi.lab.run.files import INIT, LAST, checkpoint_name
+from dessilbi.lab.training.build import fresh_network, load_data
+from dessilbi.lab.training.optimizers import make_optimizer
+from dessilbi.lab.training.schedule import lr_factor, set_lr
+from dessilbi.lab.training.step_check import Iteration, iteration_of
+from dessilbi.optim import DessiLBI
+from dessilbi.subnet.batchnorm import has_batchnorm
+from dessilbi.theory import LipschitzTrack, LyapunovMonitor, judge_step
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from dessilbi.lab.run.config import Config
+    from dessilbi.lab.run.directory import RunDir
+    from dessilbi.theory import LyapunovHistory, StepVerdict
+    from dessilbi.theory.lipschitz import Curvature
+
+EVALUATION_BATCH = 500
+
+
+class Point(NamedTuple):
+    """Weights to look at, and the learning rate of the steps that follow or led there."""
+
+    label: str
+    weights: dict[str, Tensor] | None
+    lr: float
+
+
+class Study:
+    """A configuration with its data and network, and the points of a run.
+
+    Args:
+        config: of the run, or one that has not been run.
+        run: its directory, if there is one.
+        images: training images that the loss is taken over, chosen at random.
+        iterations: most products with the Hessian at each point.
+        seed: chooses the images and the start of the iteration; by default the configuration's.
+        double: whether to compute in float64: differences of F lie below the rounding of float32.
+        data_dir: where the data lies.
+        download: whether it may be fetched.
+        device: where to compute.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        run: RunDir | None = None,
+        *,
+        images: int,
+        iterations: int,
+        seed: int | None = None,
+        double: bool = False,
+        data_dir: Path | None = None,
+        download: bool = False,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.config, self.run = config, run
+        seed = config.seed if seed is None else seed
+        build = replace(config, dtype="float64") if double else config
+        self.data = load_data(build, data_dir, download, device)
+        self.model = fresh_network(build, self.data).to(device)
+        self.optimizer = make_optimizer(self.model, config.optimizer, self.data.shape)
+        found = iteration_of(self.optimizer)
+        if found is None:
+            raise ConfigError(
+                f"the bounds are about optimizers dessilbi and sgd, not {config.optimizer.name}"
+            )
+        self.iteration: Iteration = found
+        self.count = min(images, len(self.data.train))
+        generator = torch.Generator().manual_seed(seed)
+        chosen = torch.randperm(len(self.data.train), generator=generator)[: self.count]
+        # BatchNorm takes its statistics over as many images as in training.
+        size = config.batch_size if has_batchnorm(self.model) else EVALUATION_BATCH
+        part = self.data.train.take(chosen.sort().values)
+        self.batches = list(batches(part, size, seed=0, epoch=0, shuffle=False))
+        if has_batchnorm(self.model) and len(self.batches[-1][1]) == 1 and len(self.batches) > 1:
+            self.batches.pop()  # of one image there is no variance
+        self.track = LipschitzTrack(
+            self.model,
+            cross_entropy,
+            self.batches,
+            weight_decay=found.l2,
+            max_iter=iterations,
+            seed=seed,
+        )
+
+    def points(self) -> Iterator[Point]:
+        """The initial weights, kept epochs, and where the run is now."""
+        if self.run is None:
+            yield Point("initial", None, self.config.optimizer.lr)
+            return
+        yield Point("initial", self.run.read_tensors(INIT), self._lr(0))
+        seen = {(0, 0)}
+        for name in (*map(checkpoint_name, sorted(self.config.keep)), LAST):
+            checkpoint = self.run.load(name)
+            if checkpoint is None:
+                continue
+            epoch, batch = checkpoint.state["epoch"], checkpoint.state["batch"]
+            if (epoch, batch) not in seen:
+                seen.add((epoch, batch))
+                label = f"epoch {epoch}+" if batch else f"epoch {epoch}"
+                yield Point(label, checkpoint.part("model"), self._lr(epoch))
+
+    def verdict(self, point: Point) -> tuple[Curvature, StepVerdict]:
+        """The curvature at a point, and what it says of the learning rate there."""
+        found = self.track(point.label, point.weights)
+        estimate = replace(self.track.estimate, points=(found,))
+        return found, judge_step(point.lr, self.iteration.nu, estimate, self._reasons())
+
+    def descend(self, steps: int) -> tuple[float, LyapunovHistory]:
+        """Full-batch steps without momentum from the last weights.
+
+        Returns:
+            Their learning rate, and what F did.
+        """
+        optimizer, config = self.optimizer, self.config
+        if not isinstance(optimizer, DessiLBI):
+            raise ConfigError(f"--steps watches F, which optimizer {config.optimizer.name} has not")
+        if self._masked:
+            raise ConfigError("--steps does not hold the mask of this run; leave it out")
+        lr = self._restore_last()
+        for group in optimizer.param_groups:
+            group |= {"momentum": 0.0, "nesterov": False}
+        set_lr(optimizer, lr / config.optimizer.lr if config.optimizer.lr else 0.0)
+
+        def closure() -> Tensor:
+            losses = [cross_entropy(self.model(x), y) * len(y) for x, y in self.batches]
+            return torch.stack(losses).sum() / sum(len(y) for _, y in self.batches)
+
+        often = max(steps // 5, 1)
+        with LyapunovMonitor(optimizer, closure) as monitor:
+            for step in range(steps):
+                optimizer.zero_grad()
+                torch.autograd.backward(closure())
+                optimizer.step()
+                if step % often == 0 or step + 1 == steps:
+                    self.track(f"step {step + 1}")
+        return lr, monitor.history
+
+    @property
+    def _masked(self) -> bool:
+        return self.config.start is not None or self.config.prune.density is not None
+
+    def _reasons(self) -> tuple[str, ...]:
+        """Why the theorem does not cover the run, apart from kinks."""
+        reasons = list(self.iteration.outside)
+        images, size = len(self.data.train), self.config.batch_size
+        if self._masked:
+            reasons.append("a mask is held (Lip of all weights bounds that of the kept ones)")
+        if self.config.nested.on:
+            reasons.append("nested training (a step sees a part of the network)")
+        if size < images:
+            reasons.append(f"batches of {size} of {images:,} images (the theorem has all of them)")
+        return tuple(reasons)
+
+    def _lr(self, epoch: int) -> float:
+        """Largest rate of the epoch that follows; of the last one at the end of a run."""
+        config = self.config
+        steps = count_batches(len(self.data.train), config.batch_size)
+        before = 0 if config.start is None else config.start.epoch
+        first = (before + min(epoch, max(config.epochs - 1, 0))) * steps
+        factors = (
+            lr_factor(
+                config.schedule, step=step, steps_per_epoch=steps, epochs=before + config.epochs
+            )
+            for step in (first, first + steps - 1)
+        )
+        return config.optimizer.lr * max(factors)
+
+    def _restore_last(self) -> float:
+        """Load the last weights and V; returns the learning rate there."""
+        last = None if self.run is None else self.run.load(LAST)
+        if last is None:
+            return self._lr(0)
+        try:
+            position = restore(last, self.model, self.optimizer)
+        except (KeyError, ValueError, RuntimeError) as error:
+            raise RunError(f"the last checkpoint does not fit its model ({error})") from error
+        return self._lr(position.epoch)
