@@ -11,6 +11,7 @@ from torch import nn
 
 from dessilbi.lab.analysis.subnetworks import Choice, Retrain, prepare
 from dessilbi.lab.run.config import Config, ModelConfig, OptimizerConfig
+from dessilbi.lab.run.files import Frontier, FrontierPoint
 from dessilbi.lab.training.loop import Place, train
 
 if TYPE_CHECKING:
@@ -78,12 +79,11 @@ def subnet_run(parent: RunDir, how: str | None, **changes: Any) -> RunDir:
 
 def add_budgets(run: RunDir) -> None:
     """What `dessilbi frontier` and `dessilbi compact` would leave."""
-    points = [
-        {"budget": d, "density": d, "parameters": int(9872 * d), "macs": 3e5 * d, "accuracy": a}
+    points = tuple(
+        FrontierPoint(d, d, int(9872 * d), 3e5 * d, int(9872 * d), 3e5 * d, a)
         for d, a in ((0.05, 30.0), (0.2, 90.0), (1.0, 95.0))
-    ]
-    content = {"epoch": 4, "judged_on": "test", "points": points}
-    run.write("frontier.json", json.dumps(content).encode())
+    )
+    Frontier(4, "test", points).write(run)
     size = {"parameters": 2000, "macs": 6e4, "bytes": 8000}
     whole = {"parameters": 9978, "macs": 3e5, "bytes": 40000}
     times = {"batch": 1, "dense": {"median": 0.2}, "compact": {"median": 0.1}}

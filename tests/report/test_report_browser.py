@@ -72,8 +72,8 @@ def files(
     frontier = json.loads((budgets / "frontier.json").read_text()) | {"judged_on": "validation"}
     (budgets / "frontier.json").write_text(json.dumps(frontier))
     written = {"one": write_report([run.path], folder / "one.html")}
-    with pytest.MonkeyPatch.context() as patch:  # still figures take seconds; one page has them
-        patch.setattr("dessilbi.report.page.stills", lambda _: {})
+    with pytest.MonkeyPatch.context() as patch:  # static figures take seconds; one page has them
+        patch.setattr("dessilbi.report.page.static_figures", lambda _: {})
         for name, chosen in {
             "three": [run.path, other.path, plain.path],
             "plain": [plain.path],
@@ -134,7 +134,7 @@ def test_every_panel_is_drawn(browser: Any, files: dict[str, Path], name: str) -
         for key in keys:
             assert page.evaluate(INK, key)[1] > 5, f"panel {key} is empty"
             assert page.inner_text(f"#panel-{key} .readout")
-        assert page.locator(".still:visible").count() == 0
+        assert page.locator(".static:visible").count() == 0
 
 
 def test_one_slider_drives_every_panel(browser: Any, files: dict[str, Path]) -> None:
@@ -306,12 +306,12 @@ def test_budgets_name_the_images_of_the_frontier(browser: Any, files: dict[str, 
 def test_tied_filters_have_the_recorded_gamma_and_the_joint_norm(
     browser: Any, files: dict[str, Path], tied: RunDir
 ) -> None:
-    units = read_run(tied.path).units
-    assert units is not None
+    filters = read_run(tied.path).filters
+    assert filters is not None
     with opened(browser, files["tied"]) as page:
         found = "window.dessilbiReport.report.runs[0].path"
-        Gamma = np.reshape(page.evaluate(f"[...{found}.Gamma]"), units.Gamma.shape)
-        np.testing.assert_allclose(Gamma, units.Gamma, atol=1e-4)
+        Gamma = np.reshape(page.evaluate(f"[...{found}.Gamma]"), filters.Gamma.shape)
+        np.testing.assert_allclose(Gamma, filters.Gamma, atol=1e-4)
         page.select_option("#layer", label="stem (8 filters)")
         page.evaluate(FRAMES)
         bars = page.evaluate("window.dessilbiReport.panels.find((p) => p.key === 'next').bars")
@@ -346,10 +346,10 @@ def test_without_javascript_figures_and_tables_are_there(
     browser: Any, files: dict[str, Path]
 ) -> None:
     with opened(browser, files["one"], java_script_enabled=False) as page:
-        stills = page.locator(".still:visible")
-        assert stills.count() == 10
+        static_figures = page.locator(".static:visible")
+        assert static_figures.count() == 10
         for i in range(10):
-            box = stills.nth(i).bounding_box()
+            box = static_figures.nth(i).bounding_box()
             assert box["width"] > 200
             assert box["height"] > 60
         assert not page.is_visible("#controls")

@@ -18,11 +18,11 @@ from dessilbi.path import support_distance
 from dessilbi.path.layers import make_layers
 from dessilbi.report import read_run
 from dessilbi.report.checkpoint_images import gamma_of, twins_of
-from dessilbi.report.overlap import between_epochs, between_runs, settled
+from dessilbi.report.overlap import between_epochs, between_runs
 from dessilbi.report.pack import Packer
 from dessilbi.report.payload import make_payload
 from dessilbi.report.pixels import LARGEST, draw_sheet, sheet_of
-from dessilbi.report.summary import headline, story
+from dessilbi.report.summary import headline, summary
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,19 +39,19 @@ def copy(run: RunDir, tmp_path: Path) -> RunDir:
 
 def test_rows_agree_with_the_path(run: RunDir) -> None:
     data = read_run(run.path)
-    path, units = data.path, data.units
+    path, filters = data.path, data.filters
     assert path is not None
-    assert units is not None
+    assert filters is not None
     for layer in path.layers:
-        rows = units.rows(path.layers, layer.name)
+        rows = filters.rows(path.layers, layer.name)
         for place, epoch in enumerate(path.epochs):
             norms = path.norms(epoch, layer.name)
-            assert np.array_equal(units.W[place, rows], norms.W.numpy())
+            assert np.array_equal(filters.W[place, rows], norms.W.numpy())
             support = path.support(epoch)[layer.name].flatten(1)
-            assert np.array_equal(units.inside[place, rows] > 0, support.any(1).numpy())
-            assert np.array_equal(units.inside[place, rows] == 255, support.all(1).numpy())
+            assert np.array_equal(filters.inside[place, rows] > 0, support.any(1).numpy())
+            assert np.array_equal(filters.inside[place, rows] == 255, support.all(1).numpy())
         if layer.exact:
-            assert np.array_equal(units.entry[rows], path.entry_steps(layer.name).numpy())
+            assert np.array_equal(filters.entry[rows], path.entry_steps(layer.name).numpy())
 
 
 def test_gamma_of_a_kept_epoch_has_the_recorded_norms_and_support(run: RunDir) -> None:
@@ -64,9 +64,9 @@ def test_gamma_of_a_kept_epoch_has_the_recorded_norms_and_support(run: RunDir) -
         Gamma = gamma_of(layer, twins_of(checkpoint, path)[layer.name], path, 2)
         torch.testing.assert_close(layer.norms(Gamma), path.norms(2, layer.name).Gamma)
         assert torch.equal(Gamma != 0, path.support(2)[layer.name])
-    assert [kept.epoch for kept in data.kept] == [0, 2, 4], "the last one counts as kept"
-    assert all(kept.images.keys() == {one.name for one in path.layers} for kept in data.kept)
-    assert not data.kept[0].images["conv1.weight"].Gamma.any()
+    assert [kept.epoch for kept in data.checkpoints] == [0, 2, 4], "the last one counts as kept"
+    assert all(kept.images.keys() == {one.name for one in path.layers} for kept in data.checkpoints)
+    assert not data.checkpoints[0].images["conv1.weight"].Gamma.any()
 
 
 def test_overlap_is_one_less_the_distance_of_the_stopping_rule(run: RunDir, other: RunDir) -> None:
@@ -89,31 +89,23 @@ def test_overlap_is_one_less_the_distance_of_the_stopping_rule(run: RunDir, othe
     assert np.isnan(matrix[1, 1]).all()
 
 
-@pytest.mark.parametrize("distance", ["jaccard", "hamming"])
-@pytest.mark.parametrize("tolerance", [0.0, 0.2, 0.9])
-def test_settled_is_what_the_path_says(run: RunDir, distance: str, tolerance: float) -> None:
-    path = read_run(run.path).path
-    assert path is not None
-    rule = {"window": 1, "tolerance": tolerance, "distance": distance}
-    assert settled(path, rule) == path.stable_epoch(**rule)
-
-
 def test_the_story_is_that_of_the_numbers(run: RunDir, plain: RunDir) -> None:
     data = read_run(run.path)
     assert headline(data) == "digits-net on digits, 4 epochs of DessiLBI"
     last = data.last
-    text = " ".join(story(data)).replace("\u00a0", " ")
+    text = " ".join(summary(data)).replace("\u00a0", " ")
     assert f"{100 * last['density']:.1f} % of the weights" in text
     assert f"{last['recalibrated_accuracy']:.2f} % of the test images" in text
     assert "filters of" in text
-    assert f"{read_run(plain.path).last['accuracy']:.2f}" in story(read_run(plain.path))[0]
+    assert f"{read_run(plain.path).last['accuracy']:.2f}" in summary(read_run(plain.path))[0]
 
 
 def test_a_compact_network_has_its_own_accuracy(run: RunDir, copy: RunDir) -> None:
     """Not that of the budget of its density, which is recalibrated and may be another mask."""
-    budgets = read_run(run.path).budgets
-    assert [p.accuracy for p in budgets.points] == [30.0, 90.0, 95.0]
-    (compact,) = budgets.compacts
+    data = read_run(run.path)
+    assert data.frontier is not None
+    assert [p.accuracy for p in data.frontier.points] == [30.0, 90.0, 95.0]
+    (compact,) = data.compacts
     assert compact.latency == ((1, 0.2, 0.1),)
     assert (compact.accuracy, compact.judged_on, compact.recalibrated) == (88.0, "test", False)
     values, _ = make_payload([read_run(run.path)])
@@ -126,7 +118,7 @@ def test_a_compact_network_has_its_own_accuracy(run: RunDir, copy: RunDir) -> No
     older = json.loads(file.read_text())
     del older["accuracy"], older["judged_on"], older["recalibrated"], older["density"]
     file.write_text(json.dumps(older))
-    (compact,) = read_run(copy.path).budgets.compacts
+    (compact,) = read_run(copy.path).compacts
     assert compact.accuracy is None, "a file from before does not say"
 
 
@@ -135,23 +127,23 @@ def test_a_compact_network_has_its_own_accuracy(run: RunDir, copy: RunDir) -> No
 
 def test_tied_filters_are_compared_by_their_joint_norm(tied: RunDir) -> None:
     data = read_run(tied.path)
-    path, units = data.path, data.units
+    path, filters = data.path, data.filters
     assert path is not None
-    assert units is not None
-    assert units.partners == {"stem.weight": ("write.weight",), "write.weight": ("stem.weight",)}
+    assert filters is not None
+    assert filters.partners == {"stem.weight": ("write.weight",), "write.weight": ("stem.weight",)}
     stem, read, write = (
-        units.rows(path.layers, f"{name}.weight") for name in ("stem", "read", "write")
+        filters.rows(path.layers, f"{name}.weight") for name in ("stem", "read", "write")
     )
-    assert np.array_equal(units.joint[:, stem], units.joint[:, write])
-    together = np.hypot(units.V[:, stem], units.V[:, write])
-    np.testing.assert_allclose(units.joint[:, stem], together, rtol=1e-6)
-    np.testing.assert_allclose(units.joint[:, read], units.V[:, read])
+    assert np.array_equal(filters.joint[:, stem], filters.joint[:, write])
+    together = np.hypot(filters.V[:, stem], filters.V[:, write])
+    np.testing.assert_allclose(filters.joint[:, stem], together, rtol=1e-6)
+    np.testing.assert_allclose(filters.joint[:, read], filters.V[:, read])
     for rows in (stem, read, write):
-        above = units.joint[:, rows] > units.threshold[rows]
-        assert np.array_equal(above, units.inside[:, rows] > 0)
-    assert 0 < (units.inside[-1, stem] > 0).sum() < 8, "some are in, some are next"
-    alone = units.V[:, stem] > units.threshold[stem]
-    assert not np.array_equal(alone, units.inside[:, stem] > 0), "the case is a case"
+        above = filters.joint[:, rows] > filters.threshold[rows]
+        assert np.array_equal(above, filters.inside[:, rows] > 0)
+    assert 0 < (filters.inside[-1, stem] > 0).sum() < 8, "some are in, some are next"
+    alone = filters.V[:, stem] > filters.threshold[stem]
+    assert not np.array_equal(alone, filters.inside[:, stem] > 0), "the case is a case"
 
 
 def test_gamma_of_tied_filters_is_the_recorded_one(tied: RunDir) -> None:
@@ -178,7 +170,7 @@ def test_gamma_of_tied_filters_is_the_recorded_one(tied: RunDir) -> None:
 def test_the_story_of_a_subnetwork_is_that_of_its_mask(run: RunDir, retrained: RunDir) -> None:
     data = read_run(retrained.path)
     before = retrained.records()[0]
-    (text,) = (sentence.replace("\u00a0", " ") for sentence in story(data))
+    (text,) = (sentence.replace("\u00a0", " ") for sentence in summary(data))
     assert text == (
         f"After 2 epochs the subnetwork ({100 * before['density']:.1f} % of the weights, chosen in "
         f"{run.path.name}: density 0.3 by magnitude) gets {data.last['accuracy']:.2f} % of the "
@@ -193,7 +185,7 @@ def test_the_story_of_a_subnetwork_is_that_of_its_mask(run: RunDir, retrained: R
 
 
 def test_a_subnetwork_as_it_is(run: RunDir) -> None:
-    (text,) = story(read_run(subnet_run(run, None).path))
+    (text,) = summary(read_run(subnet_run(run, None).path))
     assert text.startswith("As it is, the subnetwork (")
     assert "Gamma" not in text
 
@@ -204,7 +196,7 @@ def test_a_subnetwork_without_a_twin_keeps_the_density_of_its_mask(run: RunDir) 
     before = made.records()[0]
     data = read_run(made.path)
     assert [r["density"] for r in data.records] == [before["density"]] * 2
-    assert "of the weights, chosen in" in story(data)[0]
+    assert "of the weights, chosen in" in summary(data)[0]
 
 
 # ---------------------------------------------------------------------- pictures and packing
@@ -309,7 +301,7 @@ def test_what_can_be_done_without_is_noted(copy: RunDir) -> None:
     next((copy.path / "checkpoint-2").glob("*.safetensors")).write_bytes(b"short")
     (copy.path / LAST / "state.json").write_text("[]")
     data = read_run(copy.path)
-    assert [kept.epoch for kept in data.kept] == [0]
+    assert [kept.epoch for kept in data.checkpoints] == [0]
     notes = "\n".join(data.notes)
     for part in ("environment.json", "frontier.json", "lyapunov.npz", "weights of epoch 2"):
         assert part in notes

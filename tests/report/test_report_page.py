@@ -60,9 +60,11 @@ def test_every_panel_has_a_still_figure(run: RunDir, page: str) -> None:
         "accuracy", "loss", "paths", "entries", "next", "densities", "filters", "budgets",
         "overlap", "dynamics",
     ]  # fmt: skip
-    stills = [a for tag, a in Tags(page).found if tag == "img" and a.get("class") == "still"]
-    assert len(stills) == len(keys)
-    assert all((a["src"] or "").startswith("data:image/svg+xml;base64,") for a in stills)
+    static_figures = [
+        a for tag, a in Tags(page).found if tag == "img" and a.get("class") == "static"
+    ]
+    assert len(static_figures) == len(keys)
+    assert all((a["src"] or "").startswith("data:image/svg+xml;base64,") for a in static_figures)
 
 
 def test_tables_hold_config_environment_and_the_exact_command(run: RunDir, page: str) -> None:
@@ -125,7 +127,7 @@ def test_files_are_small(run: RunDir, page: str) -> None:
 @pytest.fixture
 def _no_stills(monkeypatch: pytest.MonkeyPatch) -> None:
     """They take seconds, and are looked at elsewhere."""
-    monkeypatch.setattr("dessilbi.report.page.stills", lambda _: {})
+    monkeypatch.setattr("dessilbi.report.page.static_figures", lambda _: {})
 
 
 @pytest.mark.usefixtures("_no_stills")

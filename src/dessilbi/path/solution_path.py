@@ -242,7 +242,13 @@ class SolutionPath:
         What :class:`StabilityRule` says when it is shown the marked supports one after another.
         """
         rule = StabilityRule(window, tolerance, distance)
-        return next((e for e in self.epochs if rule.update(self.support(e))), None)
+        sizes = {layer.name: layer.group_size for layer in self.layers}
+        for place, epoch in enumerate(self.epochs):
+            # By group: a byte for every weight would be slow, and large, for a large network.
+            bits = torch.from_numpy(self.supports.at(place))
+            if rule.update({layer.name: bits[layer.slice] for layer in self.layers}, sizes):
+                return epoch
+        return None
 
     # ------------------------------------------------------------------ keeping
 

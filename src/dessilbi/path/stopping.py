@@ -13,8 +13,6 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Literal, get_args
 
-import torch
-
 from .layers import unknown
 from .mask import Mask
 
@@ -38,6 +36,7 @@ class StabilityRule:
             over all weights, as Early-Bird has it.
 
     Example:
+        >>> import torch
         >>> rule = StabilityRule(window=1)
         >>> [rule.update({"w": torch.tensor(s)}) for s in ([True, False], [True, False])]
         [False, True]
@@ -55,28 +54,45 @@ class StabilityRule:
         self.window, self.tolerance, self.distance = window, tolerance, distance
         self.distances: tuple[float, ...] = ()
         """From the latest support to those before it, the oldest first."""
-        self._past: deque[Tensor] = deque(maxlen=window)
+        self._past: deque[dict[str, Tensor]] = deque(maxlen=window)
 
-    def update(self, support: Mapping[str, Tensor] | Mask) -> bool:
-        """Take the next support, and say whether it has settled."""
+    def update(
+        self, support: Mapping[str, Tensor] | Mask, sizes: Mapping[str, int] | None = None
+    ) -> bool:
+        """Take the next support, and say whether it has settled.
+
+        Args:
+            support: boolean tensors by name, an element a weight;
+            sizes: or an element a group of so many weights, by name.
+        """
         tensors = support.tensors if isinstance(support, Mask) else support
-        parts = [tensors[name].detach().flatten().cpu() for name in sorted(tensors)]
-        now = torch.cat(parts) if parts else torch.zeros(0, dtype=torch.bool)
-        if self._past and len(now) != len(self._past[0]):
+        now = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
+        each = dict.fromkeys(now, 1) | dict(sizes or {})
+        weights = [sum(t.numel() for t in one.values()) for one in (now, *list(self._past)[:1])]
+        if weights[0] != weights[-1] or (self._past and now.keys() != self._past[0].keys()):
             raise ValueError(
-                f"the support has {len(now)} weights, the one before it {len(self._past[0])}; "
+                f"the support has {weights[0]} weights, the one before it {weights[-1]}; "
                 "use one rule for one network"
             )
-        self.distances = tuple(support_distance(now, past, self.distance) for past in self._past)
+        self.distances = tuple(_distance(now, past, each, self.distance) for past in self._past)
         full = len(self._past) == self.window
         self._past.append(now)
-        return full and bool(now.any()) and max(self.distances) <= self.tolerance
+        begun = any(bool(tensor.any()) for tensor in now.values())
+        return full and begun and max(self.distances) <= self.tolerance
 
 
 def support_distance(a: Tensor, b: Tensor, distance: Distance = "jaccard") -> float:
     """Distance of two boolean tensors, from 0 (equal) to 1."""
-    differ = int((a ^ b).sum())
+    return _distance({"": a}, {"": b}, {"": 1}, distance)
+
+
+def _distance(
+    a: Mapping[str, Tensor], b: Mapping[str, Tensor], each: Mapping[str, int], distance: Distance
+) -> float:
+    """The same over several tensors, whose elements stand for so many weights each."""
+    differ = sum(int((a[name] ^ b[name]).sum()) * each[name] for name in a)
     if distance == "hamming":
-        return differ / max(a.numel(), 1)
-    either = (int(a.sum()) + int(b.sum()) + differ) // 2
-    return differ / either if either else 0.0
+        over = sum(tensor.numel() * each[name] for name, tensor in a.items())
+    else:
+        over = sum(int((a[name] | b[name]).sum()) * each[name] for name in a)
+    return differ / over if over else 0.0

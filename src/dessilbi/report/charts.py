@@ -12,6 +12,7 @@ from dessilbi.report.overlap import between_runs
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from dessilbi.lab.run.files import CompactRecord
     from dessilbi.report.run_data import RunData
 
 Key = Literal["accuracy", "loss", "budgets", "dynamics", "between"]
@@ -50,7 +51,7 @@ class Chart:
     floor: float | None = None
     """What a linear y axis begins with."""
     zoom: float | None = None
-    """How many units below the best a narrowed axis begins."""
+    """How many filters below the best a narrowed axis begins."""
     readouts: list[str] | None = None
     """A sentence for each run."""
 
@@ -143,8 +144,9 @@ def _offers(
     runs: Sequence[RunData], i: int, run: RunData, size: str, factor: float
 ) -> Iterator[tuple[str, Series]]:
     """What a run offers: every budget, its support by epoch, and compact networks."""
-    colour, points = run_colour(i), run.budgets.points
-    if points:
+    colour = run_colour(i)
+    if run.frontier is not None and run.frontier.points:
+        points = sorted(run.frontier.points, key=lambda p: p.density)
         x, y = [factor * getattr(p, size) for p in points], [p.accuracy for p in points]
         words = [
             [f"density {100 * p.density:.2f} %", f"{p.parameters:,} parameters",
@@ -152,7 +154,7 @@ def _offers(
             for p in points
         ]  # fmt: skip
         label = _label(runs, i, "every budget")
-        yield run.budgets.judged_on, Series(label, i, x, y, colour, mark="disc", words=words)
+        yield run.frontier.judged_on, Series(label, i, x, y, colour, mark="disc", words=words)
     rows = [r for r in run.records if r.get("density") and r.get("recalibrated_accuracy")]
     if rows and run.path is not None and size == "density":
         x, y = [100 * r["density"] for r in rows], [r["recalibrated_accuracy"] for r in rows]
@@ -163,21 +165,36 @@ def _offers(
         ]
         label, own = _label(runs, i, "support, by epoch"), "run-1" if len(runs) == 1 else colour
         yield run.judged_on, Series(label, i, x, y, own, "dashed", "dot", words, epochs)
-    made = [c for c in run.budgets.compacts if None not in (c.accuracy, getattr(c, size))]
+    made = [c for c in run.compacts if None not in (c.accuracy, getattr(c, size))]
     for images in dict.fromkeys(c.judged_on for c in made):
         chosen = [c for c in made if c.judged_on == images]
         x, y = [factor * getattr(c, size) for c in chosen], [c.accuracy or 0.0 for c in chosen]
-        words, label = [c.words() for c in chosen], _label(runs, i, "compact network")
+        words, label = [_compact_words(c) for c in chosen], _label(runs, i, "compact network")
         yield images, Series(label, i, x, y, colour, "none", "square", words)
 
 
+def _compact_words(c: CompactRecord) -> list[str]:
+    by = "" if c.recalibrated else ", BatchNorm as in the run"
+    fewer = c.dense_parameters / max(c.parameters, 1)
+    return [
+        c.chosen,
+        f"accuracy {c.accuracy or 0:.2f} %{by}",
+        f"{c.parameters:,} parameters ({fewer:.1f}x fewer)",
+        f"{c.bytes / 1000:.1f} kB instead of {c.dense_bytes / 1000:.1f}",
+        *(
+            f"batch {batch}: {small:.3g} ms instead of {dense:.3g} ({dense / small:.2f}x)"
+            for batch, dense, small in c.latency
+        ),
+    ]
+
+
 def _enough(run: RunData) -> str:
-    points = run.budgets.points
-    if not points:
+    if run.frontier is None or not run.frontier.points:
         return "Run “dessilbi frontier” on this run for the accuracy of every budget."
+    points = sorted(run.frontier.points, key=lambda p: p.density)
     best = max(p.accuracy for p in points)
     enough = next(p for p in points if p.accuracy >= best - 0.5)
-    more = "" if run.budgets.compacts else " “dessilbi compact” adds sizes and latencies."
+    more = "" if run.compacts else " “dessilbi compact” adds sizes and latencies."
     return (
         f"{100 * enough.density:.1f}\u00a0% of the weights are enough to stay within half a point "
         f"of the best, {best:.2f}\u00a0%.{more}"

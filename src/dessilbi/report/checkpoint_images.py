@@ -37,7 +37,7 @@ class Images:
 
 
 @dataclass(frozen=True)
-class Kept:
+class CheckpointImages:
     """One kept epoch."""
 
     epoch: int
@@ -47,7 +47,9 @@ class Kept:
     """Of |V| / lambd by element, for Lasso layers."""
 
 
-def read_kept(run: RunDir, path: SolutionPath, notes: list[str]) -> tuple[Kept, ...]:
+def read_checkpoint_images(
+    run: RunDir, path: SolutionPath, notes: list[str]
+) -> tuple[CheckpointImages, ...]:
     """Every kept epoch, as many pictures as the limit allows; the first layer is always there."""
     if path.strengths is None:
         return ()
@@ -67,7 +69,7 @@ def read_kept(run: RunDir, path: SolutionPath, notes: list[str]) -> tuple[Kept, 
         try:
             checkpoint = run.load(folders[epoch])
             if checkpoint is not None:
-                found.append(_kept(epoch, checkpoint, path, shown))
+                found.append(_images(epoch, checkpoint, path, shown))
         except (RunError, ValueError, KeyError) as error:
             notes.append(f"the weights of epoch {epoch} are left out: {error}")
     return tuple(found)
@@ -110,7 +112,9 @@ def _layers_shown(path: SolutionPath, epochs: int) -> set[str]:
     return shown
 
 
-def _kept(epoch: int, checkpoint: Checkpoint, path: SolutionPath, shown: set[str]) -> Kept:
+def _images(
+    epoch: int, checkpoint: Checkpoint, path: SolutionPath, shown: set[str]
+) -> CheckpointImages:
     model, twins = checkpoint.part("model"), twins_of(checkpoint, path)
     images, histograms = {}, {}
     for layer in path.layers:
@@ -126,7 +130,7 @@ def _kept(epoch: int, checkpoint: Checkpoint, path: SolutionPath, shown: set[str
             )
         if not layer.exact:
             histograms[layer.name] = _histogram(layer, V, path)
-    return Kept(epoch, images, histograms)
+    return CheckpointImages(epoch, images, histograms)
 
 
 def twins_of(checkpoint: Checkpoint, path: SolutionPath) -> dict[str, Tensor]:

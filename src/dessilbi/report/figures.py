@@ -40,7 +40,7 @@ def make_figures(runs: Sequence[RunData], layer: str | None = None) -> dict[str,
             "paths": lambda: path_drawings.paths(shown, layer),
             "entries": lambda: path_drawings.entries(shown),
             "next": lambda: path_drawings.next_to_enter(shown, layer),
-            "filters": lambda: path_drawings.filters(shown, layer),
+            "filters": lambda: path_drawings.filter_images(shown, layer),
             "overlap": lambda: path_drawings.overlap(shown),
         }
     with mpl.rc_context(STYLE):

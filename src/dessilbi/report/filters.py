@@ -16,7 +16,7 @@ NEVER = -1
 
 
 @dataclass(frozen=True)
-class Units:
+class Filters:
     """Arrays over all rows of all layers; ``marks`` is the number of marked epochs."""
 
     W: NDArray[np.float32]
@@ -44,7 +44,7 @@ class Units:
         return slice(self.starts[at], self.starts[at] + layers[at].rows)
 
 
-def units_of(path: SolutionPath) -> Units:
+def filters_of(path: SolutionPath) -> Filters:
     """What a path tells of its rows."""
     norms = np.stack([mark.norms for mark in path.marks])
     starts = np.cumsum([0, *(layer.rows for layer in path.layers)])
@@ -69,21 +69,21 @@ def units_of(path: SolutionPath) -> Units:
         leaves[rows] = np.bincount(left, minlength=layer.rows)
         if path.strengths is not None:
             threshold[rows] = path.strengths.thresholds[layer.name]
-    units = Units(
+    filters = Filters(
         W=norms[:, 0], Gamma=norms[:, 1], V=norms[:, 2], joint=norms[:, 2], inside=inside,
         entry=entry, leaves=leaves, threshold=threshold, partners=_partners(path.layers),
         starts=tuple(int(s) for s in starts[:-1]),
     )  # fmt: skip
-    return _joined(units, path.layers)
+    return _joined(filters, path.layers)
 
 
-def _joined(units: Units, layers: tuple[Layer, ...]) -> Units:
+def _joined(filters: Filters, layers: tuple[Layer, ...]) -> Filters:
     """With the norms of tied layers put together."""
-    joint = units.joint.copy()
-    for name, others in units.partners.items():
-        parts = [units.V[:, units.rows(layers, one)] for one in (name, *others)]
-        joint[:, units.rows(layers, name)] = np.linalg.norm(np.stack(parts), axis=0)
-    return replace(units, joint=joint)
+    joint = filters.joint.copy()
+    for name, others in filters.partners.items():
+        parts = [filters.V[:, filters.rows(layers, one)] for one in (name, *others)]
+        joint[:, filters.rows(layers, name)] = np.linalg.norm(np.stack(parts), axis=0)
+    return replace(filters, joint=joint)
 
 
 def _partners(layers: tuple[Layer, ...]) -> dict[str, tuple[str, ...]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Held:
+class FixedMask:
     """What the record before training says of it; ``None`` where there is no such record."""
 
     density: float | None
@@ -16,9 +16,9 @@ class Held:
     recalibrated_accuracy: float | None
 
 
-def take_held(
+def split_fixed_mask(
     records: list[dict[str, Any]], *, has_twin: bool
-) -> tuple[Held, list[dict[str, Any]]]:
+) -> tuple[FixedMask, list[dict[str, Any]]]:
     """The subnetwork, and the records without what they say of it in the words of the support.
 
     Before training density and recalibrated accuracy are those of the mask. With a twin, later
@@ -29,9 +29,10 @@ def take_held(
         has_twin: whether its optimizer has a Gamma.
     """
     start = next((r for r in records if r["epoch"] == 0), {})
-    held = Held(start.get("density"), start.get("accuracy"), start.get("recalibrated_accuracy"))
+    numbers = ("density", "accuracy", "recalibrated_accuracy")
+    found = FixedMask(*(start.get(name) for name in numbers))
     mask = {name: start[name] for name in ("density", "densities") if name in start}
     of_the_mask = {"recalibrated_accuracy", *mask}
     bare = {name: value for name, value in start.items() if name not in of_the_mask}
-    kept = [bare if r is start else r for r in records]
-    return held, kept if has_twin else [mask | r for r in kept]
+    left = [bare if r is start else r for r in records]
+    return found, left if has_twin else [mask | r for r in left]

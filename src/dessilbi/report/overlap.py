@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -67,30 +67,6 @@ def between_runs(
             shares = _shares(both)[alike.index(i)]
             result[e, i, alike] = np.where(empty & empty[alike.index(i)], np.nan, shares)
     return result
-
-
-def settled(path: SolutionPath, rule: dict[str, Any]) -> int | None:
-    """What ``path.stable_epoch`` says, without a byte for every weight.
-
-    Args:
-        path: a path.
-        rule: ``window``, ``tolerance`` and ``distance`` of the run's own rule of settling.
-    """
-    sizes, window = _sizes(path), int(rule["window"])
-    total = sum(layer.numel for layer in path.layers)
-    latest: list[_Support] = []
-    for place, epoch in enumerate(path.epochs):
-        latest = [*latest, _support(path, place)][-window - 1 :]
-        if len(latest) <= window:
-            continue
-        both = _shared(latest, sizes)
-        own = both.diagonal()
-        differ = own + own[-1] - 2 * both[-1]
-        either = own + own[-1] - both[-1]
-        over = total if rule["distance"] == "hamming" else np.maximum(either, 1)
-        if own[-1] > 0 and bool((differ / over <= rule["tolerance"])[:-1].all()):
-            return epoch
-    return None
 
 
 def _places(path: SolutionPath) -> list[int]:

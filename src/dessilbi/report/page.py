@@ -1,7 +1,7 @@
 """The report: one HTML file that needs nothing else, neither a network nor another file.
 
-Text and tables are HTML, and each panel holds a still figure, so that the page can be read without
-JavaScript. Where there is JavaScript the still figures give way to live ones.
+Text and tables are HTML, and each panel holds a static figure, so that the page can be read without
+JavaScript. Where there is JavaScript the static figures give way to live ones.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dessilbi.report.figures import make_figures, render
 from dessilbi.report.panels import panels_of
 from dessilbi.report.payload import make_payload
 from dessilbi.report.run_data import read_runs
-from dessilbi.report.summary import headline, story
+from dessilbi.report.summary import headline, summary
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,12 +62,12 @@ def make_page(runs: Sequence[RunData]) -> str:
     script = page_script()
     first = runs[0]
     title = headline(first) if len(runs) == 1 else f"{len(runs)} runs compared"
-    images = stills(runs)
+    images = static_figures(runs)
     return Template(_read(_pages() / "page.html")).substitute(
         policy=_policy(script),
         title=escape(title),
         style=_read(_pages() / "style.css"),
-        story="".join(f"<p>{escape(sentence)}</p>" for sentence in story(first)),
+        summary="".join(f"<p>{escape(sentence)}</p>" for sentence in summary(first)),
         runs=tables.runs_table(runs) if len(runs) > 1 else "",
         notes=_notes(runs),
         panels="\n".join(
@@ -80,7 +80,7 @@ def make_page(runs: Sequence[RunData]) -> str:
     )
 
 
-def stills(runs: Sequence[RunData]) -> dict[str, str]:
+def static_figures(runs: Sequence[RunData]) -> dict[str, str]:
     """Figures for where there is no JavaScript, as addresses that hold their content."""
     return {
         key: "data:image/svg+xml;base64,"
@@ -135,10 +135,11 @@ def _tables(runs: Sequence[RunData]) -> str:
         parts.append(_section("paper", "Ours against the paper", paper))
     for run in runs:
         which = f" of {run.name}" if len(runs) > 1 else ""
-        if run.budgets.points:
-            parts.append(_section("", f"Every budget{which}", tables.budgets_table(run)))
-        if run.budgets.compacts:
-            parts.append(_section("", f"Compact networks{which}", tables.compacts_table(run)))
+        if run.frontier is not None:
+            parts.append(_section("", f"Every budget{which}", tables.budgets_table(run.frontier)))
+        if run.compacts:
+            body = tables.compacts_table(run.compacts)
+            parts.append(_section("", f"Compact networks{which}", body))
     if commands := "".join(map(tables.commands, runs)):
         parts.append(_section("commands", "Make it again", commands))
     parts.append(_details("config", "Configuration", tables.config_table(runs)))

@@ -23,9 +23,9 @@ class Panel:
     log: int = 0
     """Whether an axis can be switched to a logarithmic one: 1 if so, 2 if it starts as one."""
 
-    def html(self, still: str | None) -> str:
-        """The panel with its still figure, which the script replaces."""
-        image = f'<img class="still" alt="{escape(self.title)}" src="{still}">' if still else ""
+    def html(self, static: str | None) -> str:
+        """The panel with its static figure, which the script replaces."""
+        image = f'<img class="static" alt="{escape(self.title)}" src="{static}">' if static else ""
         return (
             f'<figure class="panel{" wide" if self.wide else ""}" id="panel-{self.key}" '
             f'data-key="{self.key}" data-log="{self.log}" '
@@ -59,7 +59,7 @@ def panels_of(runs: Sequence[RunData], charts: Container[str]) -> list[Panel]:
          densities),
         (Panel("filters", "Filters as images",
                "W on the left, its sparse twin Gamma on the right.", wide=True),
-         any(run.kept for run in runs)),
+         any(run.checkpoints for run in runs)),
         (Panel("budgets", "Accuracy against size",
                "What the run offers for every budget, and where its own support went.", log=2),
          "budgets" in charts),

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dessilbi.path import SolutionPath
-    from dessilbi.report.filters import Units
+    from dessilbi.report.filters import Filters
     from dessilbi.report.run_data import RunData
 
 _MANY = 4000  # line segments, beyond which they become pixels in an SVG or PDF
@@ -44,13 +44,13 @@ def paths(run: RunData, layer: str | None = None) -> Figure | None:
     """The norm of every filter of a layer: the paper's Figure 1."""
     from matplotlib.collections import LineCollection
 
-    path, units, name = _of(run, layer)
-    rows = units.rows(path.layers, name)
-    W, inside = units.W[:, rows], units.inside[:, rows] > 0
+    path, filters, name = _of(run, layer)
+    rows = filters.rows(path.layers, name)
+    W, inside = filters.W[:, rows], filters.inside[:, rows] > 0
     epochs = np.array(path.epochs, dtype=np.float64)
     figure = new_figure(COLUMN, 2.8)
     axes = figure.add_subplot()
-    entry = entry_epochs(path, units.entry[rows])
+    entry = entry_epochs(path, filters.entry[rows])
     came = ~np.isnan(entry)
     at = [np.interp(entry[i], epochs, W[:, i]) for i in np.flatnonzero(came)]
     if len(epochs) > 1:
@@ -58,7 +58,7 @@ def paths(run: RunData, layer: str | None = None) -> Figure | None:
         stretches = np.stack([points[:-1], points[1:]], axis=2)
         before = []
         for unit, value in zip(np.flatnonzero(came), at, strict=True):
-            # The step of the entry is known: what lies before it is still outside.
+            # The step of the entry is known: what lies before it is static outside.
             place = min(int(np.searchsorted(epochs, entry[unit])), len(epochs) - 1) - 1
             if place >= 0 and inside[place + 1, unit] and not inside[place, unit]:
                 before.append([stretches[place, unit, 0].copy(), [entry[unit], value]])
@@ -89,15 +89,15 @@ def paths(run: RunData, layer: str | None = None) -> Figure | None:
 
 def entries(run: RunData) -> Figure | None:
     """Every filter of the net against epochs, coloured by the epoch of its entry."""
-    path, units, _ = _of(run, None)
+    path, filters, _ = _of(run, None)
     order = np.concatenate(
         [
-            start + np.argsort(_late(units.entry[start : start + layer.rows]), kind="stable")
-            for layer, start in zip(path.layers, units.starts, strict=True)
+            start + np.argsort(_late(filters.entry[start : start + layer.rows]), kind="stable")
+            for layer, start in zip(path.layers, filters.starts, strict=True)
         ]
     )  # fmt: skip
-    epoch = entry_epochs(path, units.entry)
-    picture = np.where(units.inside > 0, epoch[None, :], np.nan).T[order]
+    epoch = entry_epochs(path, filters.entry)
+    picture = np.where(filters.inside > 0, epoch[None, :], np.nan).T[order]
     figure = new_figure(PAGE, 3.4)
     axes = figure.add_subplot()
     axes.set_facecolor("#e8e8e8")
@@ -108,9 +108,9 @@ def entries(run: RunData) -> Figure | None:
         vmin=0, vmax=max(path.epochs[-1], 1),
     )  # fmt: skip
     figure.colorbar(image, ax=axes, label="epoch of entry", pad=0.01)
-    for start in units.starts[1:]:
+    for start in filters.starts[1:]:
         axes.axhline(start, color="white", linewidth=0.6)
-    middles = [s + layer.rows / 2 for s, layer in zip(units.starts, path.layers, strict=True)]
+    middles = [s + layer.rows / 2 for s, layer in zip(filters.starts, path.layers, strict=True)]
     axes.set_yticks(middles, [short(layer.name) for layer in path.layers])
     axes.tick_params(axis="y", labelsize=min(7, max(3, 200 / len(middles))))
     axes.grid(visible=False)
@@ -126,13 +126,13 @@ def _late(entry: NDArray[np.int32]) -> NDArray[np.int64]:
 
 def next_to_enter(run: RunData, layer: str | None = None) -> Figure | None:
     """||V_g|| over lambd at the last epoch, filter by filter; of tied ones the joint norm."""
-    path, units, name = _of(run, layer)
-    rows = units.rows(path.layers, name)
-    ratio = units.joint[-1, rows] / units.threshold[rows]
+    path, filters, name = _of(run, layer)
+    rows = filters.rows(path.layers, name)
+    ratio = filters.joint[-1, rows] / filters.threshold[rows]
     if not np.isfinite(ratio).any():
         return None
     order = np.argsort(-ratio)
-    inside = units.inside[-1, rows][order] > 0
+    inside = filters.inside[-1, rows][order] > 0
     figure = new_figure(COLUMN, 2.4)
     axes = figure.add_subplot()
     colours = np.where(inside, INSIDE, OUTSIDE)
@@ -144,7 +144,7 @@ def next_to_enter(run: RunData, layer: str | None = None) -> Figure | None:
         axes.set_xticks([])
     axes.grid(visible=False, axis="x")
     axes.set_xlabel(f"{unit_word(path.layer(name))}s of {short(name)}, nearest first")
-    tied = name in units.partners
+    tied = name in filters.partners
     axes.set_ylabel("joint ||V|| / lambd" if tied else "||V|| / lambd")
     axes.set_title(f"Who is next, after epoch {path.epochs[-1]}")
     return figure
@@ -174,20 +174,20 @@ def densities(run: RunData) -> Figure | None:
     return figure
 
 
-def filters(run: RunData, layer: str | None = None) -> Figure | None:
+def filter_images(run: RunData, layer: str | None = None) -> Figure | None:
     """W and Gamma at the last kept epoch."""
-    if run.path is None or not run.kept:
+    if run.path is None or not run.checkpoints:
         return None
-    path, units, name = _of(run, layer)
-    kept = run.kept[-1]
+    path, filters, name = _of(run, layer)
+    kept = run.checkpoints[-1]
     if name not in kept.images:
         name = next(iter(kept.images))
     found = kept.images[name]
-    rows = units.rows(path.layers, name)
-    entry = units.entry[rows]
+    rows = filters.rows(path.layers, name)
+    entry = filters.entry[rows]
     order = np.argsort(_late(entry), kind="stable")[:_SHOWN]
     figure = new_figure(PAGE, 0.5 + 0.42 * -(-len(order) // _ACROSS))
-    inside = units.inside[path.epochs.index(kept.epoch), rows][order] > 0
+    inside = filters.inside[path.epochs.index(kept.epoch), rows][order] > 0
     for side, (label, images) in enumerate((("W", found.W), ("Gamma", found.Gamma))):
         axes = figure.add_subplot(1, 2, side + 1)
         # Each on a scale of its own: Gamma is W shrunk, and would be pale beside it.
@@ -241,8 +241,8 @@ def overlap(run: RunData) -> Figure | None:
     return figure
 
 
-def _of(run: RunData, layer: str | None) -> tuple[SolutionPath, Units, str]:
+def _of(run: RunData, layer: str | None) -> tuple[SolutionPath, Filters, str]:
     assert run.path is not None
-    assert run.units is not None
+    assert run.filters is not None
     name = best_layer(run.path) if layer is None else run.path.layer(layer).name
-    return run.path, run.units, name
+    return run.path, run.filters, name

@@ -10,17 +10,16 @@ import numpy as np
 from dessilbi.report.charts import charts_of
 from dessilbi.report.checkpoint_images import BINS, HIGHEST
 from dessilbi.report.filters import best_layer, short, unit_word
-from dessilbi.report.json_io import finite
-from dessilbi.report.overlap import settled
 from dessilbi.report.pack import Packer
 from dessilbi.report.pixels import sheet_of
-from dessilbi.report.summary import story
+from dessilbi.report.run_data import finite
+from dessilbi.report.summary import summary
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dessilbi.path import Layer, SolutionPath
-    from dessilbi.report.filters import Units
+    from dessilbi.report.filters import Filters
     from dessilbi.report.run_data import RunData
 
 RECORDED = ("train_loss", "accuracy", "sparse_accuracy", "recalibrated_accuracy", "density")
@@ -45,14 +44,14 @@ def _run(run: RunData, packer: Packer) -> dict[str, Any]:
         "name": run.name,
         "title": f"{config['model']['name']} on {config['data']['name']}",
         "whole": run.whole,
-        "mask_density": None if run.held is None else run.held.density,
-        "story": story(run),
+        "mask_density": None if run.fixed_mask is None else run.fixed_mask.density,
+        "summary": summary(run),
         "records": {"epoch": [r["epoch"] for r in run.records]}
         | {name: [_number(r.get(name)) for r in run.records] for name in RECORDED},
         "path": None,
     }
-    if run.path is not None and run.units is not None:
-        values["path"] = _path(run, run.path, run.units, packer)
+    if run.path is not None and run.filters is not None:
+        values["path"] = _path(run, run.path, run.filters, packer)
     else:
         values["densities"] = _recorded_densities(run)
     return values
@@ -69,24 +68,25 @@ def _recorded_densities(run: RunData) -> dict[str, list[float | None]]:
     return {short(name): [_number(one.get(name)) for one in found] for name in names}
 
 
-def _path(run: RunData, path: SolutionPath, units: Units, packer: Packer) -> dict[str, Any]:
-    joint = None if not units.partners else packer.add_scaled(units.joint, units.starts)
+def _path(run: RunData, path: SolutionPath, filters: Filters, packer: Packer) -> dict[str, Any]:
+    joint = None if not filters.partners else packer.add_scaled(filters.joint, filters.starts)
     overlap = run.overlap
+    rule = {name: run.config["stop"][name] for name in ("window", "tolerance", "distance")}
     assert overlap is not None
     densities = [[path.density(e, layer.name) for layer in path.layers] for e in path.epochs]
     return {
         "epochs": list(path.epochs),
         "steps": [mark.step for mark in path.marks],
-        "layers": [_layer(layer, units, i) for i, layer in enumerate(path.layers)],
+        "layers": [_layer(layer, filters, i) for i, layer in enumerate(path.layers)],
         "layer": path.layers.index(path.layer(best_layer(path))),
-        "W": packer.add_scaled(units.W, units.starts),
-        "V": packer.add_scaled(units.V, units.starts),
+        "W": packer.add_scaled(filters.W, filters.starts),
+        "V": packer.add_scaled(filters.V, filters.starts),
         "joint": joint,
-        "Gamma": packer.add_scaled(units.Gamma, units.starts),
-        "inside": packer.add(units.inside, along=True),
-        "entry": packer.add(units.entry),
-        "leaves": packer.add(units.leaves),
-        "threshold": packer.add(units.threshold),
+        "Gamma": packer.add_scaled(filters.Gamma, filters.starts),
+        "inside": packer.add(filters.inside, along=True),
+        "entry": packer.add(filters.entry),
+        "leaves": packer.add(filters.leaves),
+        "threshold": packer.add(filters.threshold),
         "density": [path.density(e) for e in path.epochs],
         "densities": densities,
         "gap": [path.gap(e) for e in path.epochs],
@@ -94,8 +94,8 @@ def _path(run: RunData, path: SolutionPath, units: Units, packer: Packer) -> dic
             "epochs": list(overlap.epochs),
             "matrix": packer.add(np.rint(overlap.shares * 65535).astype(np.uint16)),
         },
-        "settled": settled(path, run.config["stop"]),
-        "kept": [
+        "settled": path.stable_epoch(**rule),
+        "checkpoints": [
             {
                 "epoch": kept.epoch,
                 "images": {
@@ -112,20 +112,20 @@ def _path(run: RunData, path: SolutionPath, units: Units, packer: Packer) -> dic
                     if layer.name in kept.histograms
                 },
             }
-            for kept in run.kept
+            for kept in run.checkpoints
         ],
     }
 
 
-def _layer(layer: Layer, units: Units, at: int) -> dict[str, Any]:
+def _layer(layer: Layer, filters: Filters, at: int) -> dict[str, Any]:
     return {
         "name": layer.name,
         "short": short(layer.name),
         "word": unit_word(layer),
         "rows": layer.rows,
-        "start": units.starts[at],
+        "start": filters.starts[at],
         "exact": layer.exact,
-        "partners": [short(name) for name in units.partners.get(layer.name, ())],
+        "partners": [short(name) for name in filters.partners.get(layer.name, ())],
         "numel": layer.numel,
         "sheet": asdict(sheet_of(layer)),
     }

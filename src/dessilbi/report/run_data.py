@@ -3,24 +3,51 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import math
+import zipfile
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
 
 from dessilbi.lab.run.directory import RunDir, RunError
-from dessilbi.lab.run.files import CONFIG, ENVIRONMENT, METRICS, PATH
+from dessilbi.lab.run.files import (
+    CONFIG,
+    ENVIRONMENT,
+    LYAPUNOV,
+    METRICS,
+    PATH,
+    CompactRecord,
+    Frontier,
+    compact_reports,
+    read_compact,
+    read_frontier,
+)
 from dessilbi.path import FormatError, SolutionPath
-from dessilbi.report.budgets import Budgets, read_budgets
-from dessilbi.report.checkpoint_images import Kept, read_kept
-from dessilbi.report.filters import Units, units_of
-from dessilbi.report.fixed_mask import Held, take_held
-from dessilbi.report.json_io import finite, read_json
-from dessilbi.report.lyapunov import Lyapunov, read_lyapunov
+from dessilbi.report.checkpoint_images import CheckpointImages, read_checkpoint_images
+from dessilbi.report.filters import Filters, filters_of
+from dessilbi.report.fixed_mask import FixedMask, split_fixed_mask
 from dessilbi.report.overlap import Overlap, between_epochs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
+
+    from numpy.typing import NDArray
+
+T = TypeVar("T")
+MOST_STEPS = 4000
+"""Points of the curve of Lyapunov values; more cannot be seen."""
+
+
+@dataclass(frozen=True)
+class Lyapunov:
+    """What ``LyapunovHistory.save`` leaves, as far as it is drawn."""
+
+    step: NDArray[np.int64]
+    F: NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -33,15 +60,17 @@ class RunData:
     config: dict[str, Any]
     records: list[dict[str, Any]]
     """One an epoch; numbers that are not finite are ``None``."""
-    held: Held | None
+    fixed_mask: FixedMask | None
     """The subnetwork that the run trains; ``None`` for a run of all weights."""
     environment: dict[str, Any]
     path: SolutionPath | None
     """``None`` for optimizers without a twin."""
-    units: Units | None
-    kept: tuple[Kept, ...]
+    filters: Filters | None
+    checkpoints: tuple[CheckpointImages, ...]
     """Epochs whose weights are there, in order."""
-    budgets: Budgets
+    frontier: Frontier | None
+    compacts: tuple[CompactRecord, ...]
+    """From the smallest."""
     lyapunov: Lyapunov | None
     notes: tuple[str, ...]
     """What could not be read, and what to do about it."""
@@ -54,7 +83,7 @@ class RunData:
     @property
     def whole(self) -> str:
         """What the network of the run is called, next to the support of its Gamma."""
-        return "all weights" if self.held is None else "the subnetwork"
+        return "all weights" if self.fixed_mask is None else "the subnetwork"
 
     @property
     def epochs(self) -> tuple[int, ...]:
@@ -97,28 +126,39 @@ def read_run(folder: str | Path) -> RunData:
         raise RunError(f"cannot read {run.path / CONFIG}: {error}") from error
     records = _records(run)
     path = _path(run)
-    held: Held | None = None
+    fixed_mask: FixedMask | None = None
     if config["start"] is not None:
-        held, records = take_held(records, has_twin=path is not None)
+        fixed_mask, records = split_fixed_mask(records, has_twin=path is not None)
     if not records and (path is None or not path.marks):
         raise RunError(
             f"{run.path} has no finished epoch yet; train it first: "
             f"dessilbi train {run.path / CONFIG} --runs {run.path.parent}"
         )
+    found = [_optional(notes, read_compact, file) for file in compact_reports(run)]
     return RunData(
         folder=run.path,
         name=run.path.resolve().name,
         config=config,
         records=records,
-        held=held,
-        environment=_environment(run, notes),
+        fixed_mask=fixed_mask,
+        environment=_optional(notes, _environment, run) or {},
         path=path,
-        units=None if path is None else units_of(path),
-        kept=() if path is None else read_kept(run, path, notes),
-        budgets=read_budgets(run, notes),
-        lyapunov=read_lyapunov(run, notes),
+        filters=None if path is None else filters_of(path),
+        checkpoints=() if path is None else read_checkpoint_images(run, path, notes),
+        frontier=_optional(notes, read_frontier, run),
+        compacts=tuple(sorted((c for c in found if c), key=lambda c: c.parameters)),
+        lyapunov=_optional(notes, _lyapunov, run),
         notes=tuple(notes),
     )
+
+
+def _optional(notes: list[str], read: Callable[[Any], T], source: Any) -> T | None:
+    """What the report can do without: ``None`` and a note if it is damaged."""
+    try:
+        return read(source)
+    except ValueError as error:
+        notes.append(f"left out: {error}")
+        return None
 
 
 def _path(run: RunDir) -> SolutionPath | None:
@@ -150,12 +190,37 @@ def _epoch(record: dict[str, Any]) -> int:
     return int(record["epoch"])
 
 
-def _environment(run: RunDir, notes: list[str]) -> dict[str, Any]:
+def finite(value: Any) -> Any:
+    """Plain values without NaN and infinity, which JSON does not know."""
+    if isinstance(value, dict):
+        return {str(key): finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _environment(run: RunDir) -> dict[str, Any]:
     file = run.path / ENVIRONMENT
-    if not file.exists():
-        return {}
-    found = read_json(file, notes)
+    try:
+        found = finite(json.loads(file.read_text())) if file.exists() else {}
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{file} cannot be read ({error})") from error
     return found if isinstance(found, dict) else {}
+
+
+def _lyapunov(run: RunDir) -> Lyapunov | None:
+    file = run.path / LYAPUNOV
+    if not file.exists():
+        return None
+    try:
+        with np.load(file) as found:
+            step, F = found["step"].astype(np.int64), found["F"].astype(np.float64)
+        if step.shape != F.shape or step.ndim != 1:
+            raise ValueError(f"shapes {step.shape} and {F.shape}")
+    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{file} is no Lyapunov history ({error})") from error
+    every = max(1, -(-len(step) // MOST_STEPS))
+    return Lyapunov(step[::every], F[::every])
 
 
 def read_runs(folders: Iterable[str | Path]) -> list[RunData]:

@@ -8,8 +8,8 @@ from dessilbi.report.filters import NEVER, best_layer, short, unit_word
 
 if TYPE_CHECKING:
     from dessilbi.path import SolutionPath
-    from dessilbi.report.filters import Units
-    from dessilbi.report.fixed_mask import Held
+    from dessilbi.report.filters import Filters
+    from dessilbi.report.fixed_mask import FixedMask
     from dessilbi.report.run_data import RunData
 
 NEAR = 1.0
@@ -30,34 +30,34 @@ def headline(run: RunData) -> str:
 _METHODS = {"dessilbi": "DessiLBI", "sgd": "SGD", "adam": "Adam"}
 
 
-def story(run: RunData) -> list[str]:
+def summary(run: RunData) -> list[str]:
     """Sentences: the result, what entered, and when the support began to do."""
-    if run.held is not None:
-        return [_subnetwork(run, run.held)]
+    if run.fixed_mask is not None:
+        return [_subnetwork(run, run.fixed_mask)]
     sentences = [_result(run)]
-    if run.path is not None and run.units is not None:
-        sentences.append(_entered(run.path, run.units))
+    if run.path is not None and run.filters is not None:
+        sentences.append(_entered(run.path, run.filters))
         if found := _enough(run):
             sentences.append(found)
     return sentences
 
 
-def _subnetwork(run: RunData, held: Held) -> str:
+def _subnetwork(run: RunData, mask: FixedMask) -> str:
     """What was chosen in another run, and how it does; its own Gamma is another matter."""
     start, accuracy = run.config["start"], run.last.get("accuracy")
-    share = "" if held.density is None else f"{_share(held.density)} of the weights, "
+    share = "" if mask.density is None else f"{_share(mask.density)} of the weights, "
     name = f"the subnetwork ({share}chosen in {start['parent']}: {start['mask']})"
     if accuracy is None:
         return "Nothing was evaluated yet."
     as_it_is = f"{_percent(accuracy)} {_judged(run)} right"
     recalibrated = ""
-    if held.recalibrated_accuracy is not None:
-        recalibrated = f", {_percent(held.recalibrated_accuracy)} with BatchNorm recalibrated"
+    if mask.recalibrated_accuracy is not None:
+        recalibrated = f", {_percent(mask.recalibrated_accuracy)} with BatchNorm recalibrated"
     if not run.done:
         return f"As it is, {name} gets {as_it_is}{recalibrated}."
     before = ""
-    if held.accuracy is not None:
-        before = f"; before training it was {_percent(held.accuracy)}{recalibrated}"
+    if mask.accuracy is not None:
+        before = f"; before training it was {_percent(mask.accuracy)}{recalibrated}"
     return f"After {run.done} epochs {name} gets {as_it_is}{before}."
 
 
@@ -98,11 +98,11 @@ def _sparse(record: dict[str, Any]) -> float | None:
     return record.get("recalibrated_accuracy", record.get("sparse_accuracy"))
 
 
-def _entered(path: SolutionPath, units: Units) -> str:
+def _entered(path: SolutionPath, filters: Filters) -> str:
     name = best_layer(path)
     layer = path.layer(name)
-    rows = units.rows(path.layers, name)
-    entry, inside = units.entry[rows], units.inside[-1, rows] > 0
+    rows = filters.rows(path.layers, name)
+    entry, inside = filters.entry[rows], filters.inside[-1, rows] > 0
     word = unit_word(layer)
     came = int((entry != NEVER).sum())
     if not came:

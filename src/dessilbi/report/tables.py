@@ -11,6 +11,7 @@ from dessilbi.lab.run.files import CONFIG
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from dessilbi.lab.run.files import CompactRecord, Frontier
     from dessilbi.report.run_data import RunData
 
 
@@ -77,24 +78,24 @@ def epochs_table(run: RunData) -> str:
     return table(head, rows, kind="numbers")
 
 
-def budgets_table(run: RunData) -> str:
+def budgets_table(frontier: Frontier) -> str:
     """Accuracy for every budget."""
     rows = [
         (
             f"{100 * p.budget:g}", f"{100 * p.density:.2f}", f"{p.parameters:,}",
             f"{p.macs:,.0f}", percent(p.accuracy),
         )
-        for p in run.budgets.points
+        for p in sorted(frontier.points, key=lambda p: p.density)
     ]  # fmt: skip
     head = ("budget, %", "density, %", "parameters", "multiply-adds", "accuracy, %")
-    return table(head, rows, kind="numbers", caption=f"judged on {run.budgets.judged_on} images")
+    return table(head, rows, kind="numbers", caption=f"judged on {frontier.judged_on} images")
 
 
-def compacts_table(run: RunData) -> str:
+def compacts_table(compacts: Sequence[CompactRecord]) -> str:
     """Compact networks, with sizes and latencies next to those of the dense one."""
-    batches = sorted({batch for c in run.budgets.compacts for batch, _, _ in c.latency})
+    batches = sorted({batch for c in compacts for batch, _, _ in c.latency})
     rows = []
-    for c in run.budgets.compacts:
+    for c in compacts:
         times = {batch: (dense, small) for batch, dense, small in c.latency}
         cells = [
             f"{times[b][1]:.3g} ({times[b][0] / times[b][1]:.2f}x)" if b in times else ""
@@ -161,7 +162,9 @@ def commands(run: RunData) -> str:
     recorded = run.environment.get("command")
     if isinstance(recorded, list) and recorded:
         lines.append(f"{shlex.join(map(str, recorded))}    # as it was given")
-    if run.held is None:  # a subnetwork also takes mask and weights from the run it was found in
+    if (
+        run.fixed_mask is None
+    ):  # a subnetwork also takes mask and weights from the run it was found in
         # Neither "." nor a link has the run's name, and so not its parent either.
         folder = run.folder if run.folder.name == run.name else run.folder.resolve()
         options = [str(folder / CONFIG), "--runs", str(folder.parent)]

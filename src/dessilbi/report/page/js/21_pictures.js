@@ -1,7 +1,7 @@
 // Filters as images, at the kept epoch nearest to the chosen one.
 
 function nearestKept(one = run(), epoch = state.epoch) {
-  const kept = one.path ? one.path.kept : [];
+  const kept = one.path ? one.path.checkpoints : [];
   return kept.reduce(
     (best, k) => (best && Math.abs(best.epoch - epoch) <= Math.abs(k.epoch - epoch) ? best : k),
     null

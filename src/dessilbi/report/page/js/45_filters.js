@@ -72,7 +72,7 @@ const filtersSpec = {
     const kept = nearestKept();
     if (!kept || !path()) return "";
     const where = kept.epoch === state.epoch ? `Epoch ${kept.epoch}` : `Epoch ${kept.epoch}, the kept one nearest to ${state.epoch}`;
-    const epochs = path().kept.map((k) => k.epoch).join(", ");
+    const epochs = path().checkpoints.map((k) => k.epoch).join(", ");
     return `${where} (kept: ${epochs}). A pixel: ${layer().sheet.words}. W and Γ each on a scale of its own, the largest 1\u00a0% saturated; frames as in the paths.`;
   },
   csv() {

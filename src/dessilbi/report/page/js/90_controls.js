@@ -131,11 +131,11 @@ function updateFigures() {
   );
 }
 
-function updateStory() {
-  const sentences = run().story.map((text) => {
+function updateSummary() {
+  const sentences = run().summary.map((text) => {
     const p = document.createElement("p");
     p.textContent = text;
     return p;
   });
-  document.getElementById("story").replaceChildren(...sentences);
+  document.getElementById("summary").replaceChildren(...sentences);
 }

@@ -9,7 +9,7 @@ const OF_A_PATH = ["paths", "entries", "next", "filters", "overlap", "between"];
 
 function shown(panel) {
   const one = run();
-  if (OF_A_PATH.includes(panel.key)) return Boolean(one.path) && (panel.key !== "filters" || one.path.kept.length > 0);
+  if (OF_A_PATH.includes(panel.key)) return Boolean(one.path) && (panel.key !== "filters" || one.path.checkpoints.length > 0);
   if (panel.key === "densities") return Boolean(one.path) || Object.keys(one.densities).length > 0;
   return true;
 }
@@ -31,7 +31,7 @@ async function start() {
   listeners.push(
     (what) => controls.update(what),
     updateFigures,
-    (what) => (what.has("all") || what.has("run")) && updateStory(),
+    (what) => (what.has("all") || what.has("run")) && updateSummary(),
     (what) => {
       for (const panel of panels) {
         const on = shown(panel);
