@@ -12,7 +12,7 @@ import torch
 from dessilbi.cli import main
 from dessilbi.compaction import compact
 from dessilbi.lab.analysis.frontier import curves, frontier
-from dessilbi.lab.analysis.networks import trained_network, weights_under
+from dessilbi.lab.analysis.networks import trained_network
 from dessilbi.lab.analysis.subnetworks import open_path
 from dessilbi.lab.run.config import (
     Config,
@@ -107,24 +107,21 @@ def test_widths_of_a_run_are_networks_of_whole_channels(tmp_path: Path) -> None:
 
 def test_a_width_with_weights_of_its_own_is_taken_with_them(tmp_path: Path) -> None:
     run = uninterrupted(WIDTHS, tmp_path / "ladder")
-    path, last = open_path(run), run.load("checkpoint-last")
+    last = run.load("checkpoint-last")
     assert last is not None
-    mask = path.mask(density=0.5)
-    own = weights_under(WIDTHS, last, mask)
     shared = last.part("model")["fc.weight"]
-    assert (own["fc.weight"] != 0).any()
-    assert not torch.equal(own["fc.weight"], shared)
+    own = trained_network(run, mask=open_path(run).mask(density=0.5)).get_parameter("fc.weight")
+    assert (own != 0).any()
+    assert not torch.equal(own, shared)
 
     main(["subnet", str(run.path), "--density", "0.5", "--runs", str(tmp_path / "child")])
     (child,) = (tmp_path / "child").iterdir()
-    assert torch.equal(weights_of(RunDir.open(child))["fc.weight"], own["fc.weight"])
+    assert torch.equal(weights_of(RunDir.open(child))["fc.weight"], own)
 
-    main(["compact", str(run.path), "--density", "0.5", "--recalibrate"])
+    main(["compact", str(run.path), "--density", "0.5"])
     made = json.loads((run.path / "compact-0.5" / "report.json").read_text())
     (point,), _ = frontier(run, Place(), (0.5,))
     assert made["accuracy"] == point.accuracy
-    model = trained_network(run, mask=mask)
-    assert torch.equal(model.get_parameter("fc.weight"), own["fc.weight"])
     assert torch.equal(trained_network(run).get_parameter("fc.weight"), shared)
 
 

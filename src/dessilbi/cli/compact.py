@@ -23,7 +23,7 @@ from dessilbi.compaction import (
     side_by_side,
     sparsify,
 )
-from dessilbi.lab.analysis.networks import subnetwork, trained_network
+from dessilbi.lab.analysis.networks import network_at, trained_network
 from dessilbi.lab.analysis.subnetworks import Choice, open_path
 from dessilbi.lab.data import batches
 from dessilbi.lab.run.config import ConfigError
@@ -166,7 +166,7 @@ def _make(source: Source) -> Made:
     mask, words, name = _mask(run, source.choice, model)
     split, judged_on = evaluated_split(data)
     images = next(iter(batches(split, REAL_IMAGES, seed=0, epoch=0, shuffle=False)))[0]
-    masked = subnetwork(run, mask, data, recalibrate=source.recalibrate)
+    masked = network_at(run, mask, data, recalibrate=source.recalibrate)
     if source.recalibrate and has_batchnorm(masked):
         words += ", BatchNorm recalibrated"
     small = compact(masked, mask, images[:1], inputs=[images], streams=source.streams)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from dessilbi.graph.names import named_weights
-from dessilbi.lab.analysis.networks import shipped, subnetwork, trained_network
+from dessilbi.lab.analysis.networks import network_at, shipped, trained_network
 from dessilbi.lab.analysis.subnetworks import open_path
 from dessilbi.lab.run.directory import RunError
 from dessilbi.lab.run.files import LAST, PATH, Frontier, FrontierPoint, read_frontier
@@ -86,7 +86,7 @@ def frontier(
         if same is not None:  # evaluated before, or between two widths, where there is no other
             points.append(replace(same, budget=budget))
             continue
-        model, size, refused = shipped(subnetwork(run, mask, data), mask, image)
+        model, size, refused = shipped(network_at(run, mask, data), mask, image)
         points.append(
             FrontierPoint(
                 budget=budget,

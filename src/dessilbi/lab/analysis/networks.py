@@ -23,36 +23,35 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from dessilbi.lab.data import Dataset
-    from dessilbi.lab.run.config import Config
     from dessilbi.lab.run.directory import Checkpoint, RunDir
     from dessilbi.path import Mask
 
 
 def trained_network(
-    run: RunDir, data: Dataset | None = None, mask: Mask | None = None
+    run: RunDir,
+    data: Dataset | None = None,
+    mask: Mask | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> nn.Module:
-    """The network of a run with its last weights, or with those that are to be masked."""
-    last = run.load(LAST)
-    if last is None:
+    """The network of a run as it was trained.
+
+    Args:
+        run: whose network.
+        data: what it was trained on, if it has been read.
+        mask: of nested training by width, the network that is to be masked: a width that has left
+            has weights of its own.
+        checkpoint: of the run; the last by default.
+    """
+    checkpoint = checkpoint or run.load(LAST)
+    if checkpoint is None:
         raise RunError(f"{run.path} has no {LAST}; train it first")
     config = run.config()
     model = network_without_data(config) if data is None else fresh_network(config, data)
-    load_model(model, last.part("model") if mask is None else weights_under(config, last, mask))
-    return model
-
-
-def weights_under(config: Config, checkpoint: Checkpoint, mask: Mask) -> dict[str, Tensor]:
-    """The weights of the network that a mask leaves.
-
-    They are the whole network's, unless nested training gave this width its own.
-    """
-    whole = checkpoint.part("model")
-    if not config.nested.by_width:
-        return whole
-    model = network_without_data(config)
-    load_model(model, whole)
+    load_model(model, checkpoint.part("model"))
+    if mask is None or not config.nested.by_width:
+        return model
     shape = CARDS[config.data.name].shape
-    example = torch.zeros(2, *shape, dtype=next(model.parameters()).dtype)
+    example = torch.zeros(2, *shape, dtype=getattr(torch, config.dtype))
     optimizer = make_optimizer(model, config.optimizer, shape)
     nested = make_nested(config, model, optimizer, 1, example)
     assert isinstance(nested, NestedWidths)
@@ -60,11 +59,12 @@ def weights_under(config: Config, checkpoint: Checkpoint, mask: Mask) -> dict[st
     left = {name.split("/")[0] for name in checkpoint.part("nested/branches")}
     for width in nested.widths[: len(left)]:
         if nested.mask(width) == mask:
-            return nested.network(width, small=False).state_dict()
-    return whole
+            return nested.network(width, small=False)
+    nested.close()
+    return model
 
 
-def subnetwork(run: RunDir, mask: Mask, data: Dataset, *, recalibrate: bool = True) -> nn.Module:
+def network_at(run: RunDir, mask: Mask, data: Dataset, *, recalibrate: bool = True) -> nn.Module:
     """The network that a mask leaves of a finished run, zero outside, in evaluation mode.
 
     Args:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from dessilbi.compaction import Size
-from dessilbi.lab.analysis.networks import shipped, weights_under
+from dessilbi.lab.analysis.networks import shipped, trained_network
 from dessilbi.lab.data.load import CARDS
 from dessilbi.lab.run.checkpoint import OPTIMIZER, model_tensors
 from dessilbi.lab.run.config import (
@@ -196,7 +196,7 @@ def _tensors(
         if how.how == "rewind":
             way_out = f"train it with --keep {how.epoch} to rewind there"
         raise RunError(f"{parent.path} has no {name}; {way_out}")
-    tensors = weights_under(parent.config(), checkpoint, mask)
+    tensors = model_tensors(trained_network(parent, mask=mask, checkpoint=checkpoint))
     if with_twin and how.how in ("rewind", "finetune"):
         state = checkpoint.part("optimizer")
         tensors |= {f"{OPTIMIZER}{name}": tensor for name, tensor in state.items()}
