@@ -115,9 +115,16 @@ class Slicer:
                     "sizes that its code names, as in view(-1, 512), are the usual reason: use "
                     "flatten(1)"
                 ) from error
+        masked = copied(self._model).eval()
+        with torch.no_grad():
+            for name, tensor in [*masked.named_parameters(), *masked.named_buffers()]:
+                rows, _ = (cut.params | cut.buffers).get(name, (None, None))
+                # The mean of what is zero is zero, as recalibration will find.
+                if rows is not None and not name.endswith("running_var"):
+                    tensor.copy_(put(tensor[rows], torch.zeros_like(tensor), (rows, None)))
         found = difference(
             small,
-            widened(self._model, small, cut),
+            masked,
             [random_like(arguments, len(arguments[0]))],
             "random",
             choices=False,
