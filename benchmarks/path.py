@@ -118,7 +118,7 @@ def vgg_path(penalty: str | None, churn: float) -> SolutionPath:
             path.event_log.append(path.step, np.array([one]), inside[[one]])
         path.step = epoch * STEPS_AN_EPOCH
         path.supports.append(inside)
-        path.marks.append(replace(path.marks[0], epoch=epoch, step=path.step))
+        path.snapshots.append(replace(path.snapshots[0], epoch=epoch, step=path.step))
     return path
 
 

@@ -67,10 +67,10 @@ def synthetic_run(runs: Path, network: str = "vgg-16", epochs: int = EPOCHS) -> 
     recorder.record(0, loss=2.3)
     for _, p in opt.twins():  # for the kept epochs, and for norms that are not zero
         opt.state[p]["v"] = torch.rand_like(p) - 0.5
-    lively = np.array([[1.0], [0.1], [0.9]], dtype=np.float32) * path.marks[0].norms[:1]
+    lively = np.array([[1.0], [0.1], [0.9]], dtype=np.float32) * path.snapshots[0].norms[:1]
     exact = np.concatenate([np.full(layer.groups, layer.exact) for layer in path.layers])
     enters = np.where(rng.random(path.groups) < 0.7, rng.integers(1, epochs + 1, path.groups), -1)
-    rows = path.marks[0].norms.shape[1]
+    rows = path.snapshots[0].norms.shape[1]
     walk = np.ones((3, rows), dtype=np.float32)
     for epoch in range(1, epochs + 1):
         walk *= 1 + 0.02 * rng.standard_normal((3, rows)).astype(np.float32)
@@ -83,10 +83,10 @@ def synthetic_run(runs: Path, network: str = "vgg-16", epochs: int = EPOCHS) -> 
         path.supports.append(inside)
         counts = [int(inside[one.slice].sum()) * one.group_size for one in path.layers]
         mark = replace(
-            path.marks[0], epoch=epoch, step=path.step, norms=lively * walk,
+            path.snapshots[0], epoch=epoch, step=path.step, norms=lively * walk,
             counts=np.array(counts, dtype=np.int64), loss=2.3 / epoch,
         )  # fmt: skip
-        path.marks.append(mark)
+        path.snapshots.append(mark)
         density = sum(counts) / sum(one.numel for one in path.layers)
         run.append("metrics.jsonl", {
             "epoch": epoch, "judged_on": "test", "loss": 2.0 / epoch, "accuracy": 93 - 60 / epoch,

@@ -381,7 +381,7 @@ def test_subnet_rewound_and_continued_by_train(dessilbi: Shell, run: str) -> Non
         ([], "choose one of --density, --parameters, --epoch and --stable"),
         (["--density", "0.3", "--stable"], "choose one of --density, --parameters"),
         (["--density", "3"], "density"),
-        (["--epoch", "7"], "epoch 7 is not marked; marked epochs: 0, 1, 2"),
+        (["--epoch", "7"], "epoch 7 was not recorded; recorded epochs: 0, 1, 2"),
         (["--stable"], "the support did not settle within"),
         (["--density", "0.3", "--retrain", "rewind:2"], "no checkpoint-2; train it with --keep 2"),
         (["--density", "0.3", "--retrain", "again"], "retrain must be scratch, scratch-b"),

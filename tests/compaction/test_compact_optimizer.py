@@ -49,7 +49,7 @@ def test_training_goes_on_as_the_masked_model_would() -> None:
     moved = small.optimizer(model, optimizer)
     steps(small.model, moved)
     steps(model, optimizer)
-    held.release()
+    held.close()
     again = compact(model, mask, torch.zeros(1, 1, 8, 8).double(), latency=False).model
     for name, p in small.model.named_parameters():
         assert torch.allclose(p, again.get_parameter(name), atol=1e-12), name

@@ -228,4 +228,4 @@ def test_frozen_support_keeps_the_stream_together() -> None:
     params = dict(opt.twins())
     kept = [opt.support(params[name]).flatten(1).any(1) for name in STREAM]
     assert all(torch.equal(one, kept[0]) for one in kept)
-    frozen.release()
+    frozen.close()

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from dessilbi.optim import DessiLBI, split_parameters
-from dessilbi.optim._native import KernelBuildError, library
 from dessilbi.optim._reference import Reference
+from dessilbi.optim.native import KernelBuildError, library
 from dessilbi.optim.prox import resolve_penalty
 
 if TYPE_CHECKING:

@@ -135,7 +135,7 @@ DTENSOR_OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def _dtensor(
+def dtensor(
     rank: int | None,
     shape: tuple[int, ...],
     placements: tuple[Placement, ...],
@@ -254,7 +254,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
         "looking": _looking_before_the_first_step,
     }
     cases |= {f"fsdp-{name}": partial(_fsdp, options=o) for name, o in FSDP_OPTIONS.items()}
-    cases |= {name: partial(_dtensor, **kwargs) for name, kwargs in DTENSOR_CASES.items()}
+    cases |= {name: partial(dtensor, **kwargs) for name, kwargs in DTENSOR_CASES.items()}
     return run_cases(cases, tmp_path_factory.mktemp("ranks"))
 
 
@@ -306,7 +306,7 @@ def test_fsdp(name: str, ranks: dict[str, list[Any]]) -> None:
 @pytest.mark.parametrize("name", DTENSOR_CASES)
 def test_dtensor(name: str, ranks: dict[str, list[Any]]) -> None:
     """Also where the groups are spread over the ranks."""
-    _assert_equal_one_process(ranks[name], _dtensor(None, **DTENSOR_CASES[name]))
+    _assert_equal_one_process(ranks[name], dtensor(None, **DTENSOR_CASES[name]))
 
 
 def test_partial_parameter_is_refused(ranks: dict[str, list[Any]]) -> None:

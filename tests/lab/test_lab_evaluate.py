@@ -13,7 +13,7 @@ from dessilbi.lab.data import Dataset, batches, load_dataset
 from dessilbi.lab.models import make_model
 from dessilbi.lab.run.config import OptimizerConfig
 from dessilbi.lab.training import evaluate as lab_evaluate
-from dessilbi.lab.training.evaluate import Score, evaluate, evaluate_sparse, support_mask
+from dessilbi.lab.training.evaluate import Score, evaluate, evaluate_sparse
 from dessilbi.optim import DessiLBI
 from dessilbi.paper.optimizers import make_optimizer
 from dessilbi.subnet import project, recalibrate_batchnorm
@@ -104,7 +104,7 @@ def test_projected_is_the_support_of_gamma_and_gives_back_exactly(
     model, optimizer = trained(digits, name)
     before = state_of(model)
     by_hand = masked_copy(model, optimizer)
-    with project(model, support_mask(model, optimizer)):
+    with project(model, optimizer.mask(model)):
         assert_same_state(model, by_hand.state_dict())
     assert_same_state(model, before)
 
@@ -112,7 +112,7 @@ def test_projected_is_the_support_of_gamma_and_gives_back_exactly(
 def test_projected_gives_back_after_an_exception(digits: Dataset) -> None:
     model, optimizer = trained(digits)
     before = state_of(model)
-    with pytest.raises(KeyboardInterrupt), project(model, support_mask(model, optimizer)):
+    with pytest.raises(KeyboardInterrupt), project(model, optimizer.mask(model)):
         raise KeyboardInterrupt
     assert_same_state(model, before)
 
@@ -131,7 +131,7 @@ def test_projected_gives_back_when_a_support_fails(
         return support(p)
 
     monkeypatch.setattr(optimizer, "support", failing)
-    with pytest.raises(MemoryError), project(model, support_mask(model, optimizer)):
+    with pytest.raises(MemoryError), project(model, optimizer.mask(model)):
         pass
     assert_same_state(model, before)
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from compilers import needs_compiler
 from dessilbi import DessiLBI
-from dessilbi.optim import _fused, _native
+from dessilbi.optim import _fused, native
 
 OPTIONS: dict[str, Any] = {"nu": 2.0, "lambd": 0.3, "momentum": 0.9, "weight_decay": 0.01}
 
@@ -108,10 +108,10 @@ def test_many_groups_fall_into_memory_layouts() -> None:
 
 @pytest.fixture
 def rebuilt(monkeypatch: pytest.MonkeyPatch) -> Any:
-    _native.library.cache_clear()
+    native.library.cache_clear()
     yield monkeypatch
     monkeypatch.undo()
-    _native.library.cache_clear()
+    native.library.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -126,25 +126,25 @@ def test_no_working_compiler(
 ) -> None:
     rebuilt.setenv("CXX", compiler)
     rebuilt.setenv("DESSILBI_CACHE", str(tmp_path))
-    with pytest.raises(_native.KernelBuildError, match=message):
-        _native.library()
+    with pytest.raises(native.KernelBuildError, match=message):
+        native.library()
 
 
 def test_no_compiler_at_all(rebuilt: pytest.MonkeyPatch, tmp_path: Path) -> None:
     rebuilt.delenv("CXX", raising=False)
     rebuilt.setenv("PATH", str(tmp_path))
-    with pytest.raises(_native.KernelBuildError, match=r"needs a C\+\+17 compiler.*fused=None"):
-        _native.library()
+    with pytest.raises(native.KernelBuildError, match=r"needs a C\+\+17 compiler.*fused=None"):
+        native.library()
 
 
 @needs_compiler
 def test_the_kernel_is_built_once_and_kept(rebuilt: pytest.MonkeyPatch, tmp_path: Path) -> None:
     rebuilt.setenv("DESSILBI_CACHE", str(tmp_path))
-    _native.library()
+    native.library()
     (kernel,) = (tmp_path / "kernels").iterdir()
     built = kernel.stat().st_mtime_ns
-    _native.library.cache_clear()
-    _native.library()
+    native.library.cache_clear()
+    native.library()
     assert [f.stat().st_mtime_ns for f in (tmp_path / "kernels").iterdir()] == [built]
 
 
@@ -153,15 +153,15 @@ def test_an_unwritable_cache_is_no_obstacle(rebuilt: pytest.MonkeyPatch, tmp_pat
     in_the_way = tmp_path / "file"
     in_the_way.write_text("not a folder")
     rebuilt.setenv("DESSILBI_CACHE", str(in_the_way))
-    rebuilt.setattr(_native.tempfile, "tempdir", str(tmp_path))
+    rebuilt.setattr(native.tempfile, "tempdir", str(tmp_path))
     made = []
-    build = _native._build
+    build = native._build
     rebuilt.setattr(
-        _native, "_build", lambda path, command: made.append(path) or build(path, command)
+        native, "_build", lambda path, command: made.append(path) or build(path, command)
     )
     for _ in range(2):
-        _native.library.cache_clear()
-        _native.library()
+        native.library.cache_clear()
+        native.library()
     # In a new folder each time: one whose name can be foreseen could hold another user's library.
     folders = {path.parent for path in made if path.parent.name.startswith("dessilbi-")}
     assert len(folders) == 2
@@ -172,8 +172,8 @@ def test_an_unwritable_cache_is_no_obstacle(rebuilt: pytest.MonkeyPatch, tmp_pat
 @needs_compiler
 def test_a_damaged_kernel_is_built_again(rebuilt: pytest.MonkeyPatch, tmp_path: Path) -> None:
     # In a process of its own: a library that is loaded already would not be read again.
-    code = "from dessilbi.optim._native import library; library()"
-    env = {"DESSILBI_CACHE": str(tmp_path), "PATH": os.environ["PATH"]}
+    code = "from dessilbi.optim.native import library; library()"
+    env = {**os.environ, "DESSILBI_CACHE": str(tmp_path)}
     subprocess.run([sys.executable, "-c", code], env=env, check=True)
     (kernel,) = (tmp_path / "kernels").iterdir()
     whole = kernel.stat().st_size

@@ -250,9 +250,9 @@ def test_refuses_bad_use():
     with pytest.raises(ValueError, match="epoch must be an integer >= 0, got -1"):
         rec.record(-1)
     rec.record(3)
-    with pytest.raises(ValueError, match="larger than the last one marked, 3, got 3"):
+    with pytest.raises(ValueError, match="larger than the last one recorded, 3, got 3"):
         rec.record(3)
-    with pytest.raises(ValueError, match="epoch 2 is not marked; marked epochs: 3"):
+    with pytest.raises(ValueError, match="epoch 2 was not recorded; recorded epochs: 3"):
         rec.path.support(2)
     with pytest.raises(ValueError, match=r"unknown layer 'conv.wieght'; did you mean"):
         rec.path.events("conv.wieght")

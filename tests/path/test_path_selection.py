@@ -16,7 +16,7 @@ from dessilbi.path import (
     SolutionPath,
     count_macs_per_weight,
 )
-from dessilbi.path.orders import Groups, ranking
+from dessilbi.path.orders import Groups, ranked_groups
 
 PATH = recorded()
 LAYERS = {layer.name: layer for layer in PATH.layers}
@@ -59,7 +59,7 @@ def test_nested_and_within_budget(a, b, order, scale, floor):
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 700), st.floats(0, 5000), orders, scales)
 def test_budgets_by_brute_force(parameters, macs, order, scale):
-    ranked = ranking(PATH, PATH.layers, order, scale)
+    ranked = ranked_groups(PATH, PATH.layers, order, scale)
     number = np.repeat(np.arange(3), [layer.groups for layer in PATH.layers])
 
     def brute(limit, cost):
@@ -212,7 +212,7 @@ def test_a_diverged_weight_comes_last():
         ({"epoch": None}, "never settled"),
         ({"epoch": 1, "density": 0.1}, "got epoch and density"),
         ({"epoch": 1, "per_layer": 0.1}, "cannot be combined with epoch"),
-        ({"epoch": 99}, "epoch 99 is not marked"),
+        ({"epoch": 99}, "epoch 99 was not recorded"),
         ({"density": 1.5}, "density must be a density from 0 to 1, got 1.5"),
         ({"density": float("nan")}, "from 0 to 1, got nan"),
         ({"parameters": -1}, "parameters must be >= 0"),

@@ -10,7 +10,7 @@ import torch
 from path_problems import recorded
 
 from dessilbi.path import Mask, SolutionPath, StabilityRule, support_distance
-from dessilbi.path._marks import Mark
+from dessilbi.path._snapshots import Snapshot
 from dessilbi.path.layers import make_layers
 
 
@@ -22,7 +22,9 @@ def synthetic(supports):
         path.supports.append(bits)
         one = np.zeros(1)
         norms = np.zeros((3, len(bits)), dtype=np.float32)
-        path.marks.append(Mark(epoch, epoch, math.nan, np.array([bits.sum()]), one, one, norms))
+        path.snapshots.append(
+            Snapshot(epoch, epoch, math.nan, np.array([bits.sum()]), one, one, norms)
+        )
     return path
 
 

@@ -179,7 +179,7 @@ def test_nothing_enters_and_the_rest_fades() -> None:
             assert net.get_parameter(name).detach()[outside].abs().sum() < 0.6 * sizes[name]
             assert not opt.state[p]["v"][outside].any()
     assert any((~s).any() for s in supports.values())
-    frozen.release()
+    frozen.close()
     steps(net, opt, 60, 120)
     assert opt.density() > 0
 

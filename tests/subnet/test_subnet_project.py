@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import prune
 
+from dessilbi import compact
 from dessilbi.optim import DessiLBI, split_parameters
 from dessilbi.path import Mask
 from dessilbi.subnet import HeldMask, project
@@ -270,7 +271,7 @@ def test_release_lets_go(make_opt: Callable[[nn.Module], Optimizer]) -> None:
     opt, mask = make_opt(net), make_mask(net)
     held = HeldMask(net, mask, opt)
     step(net, opt)
-    held.release()
+    held.close()
     assert_off_is_zero(net, mask)
     step(net, opt)
     assert bool(off(net, mask).any())
@@ -304,3 +305,35 @@ def test_a_held_mask_trains_as_a_network_that_is_masked_by_hand() -> None:
         step(other, reference)
     with project(other, mask):
         assert_same_state(net, other.state_dict())
+
+
+def test_the_support_goes_straight_into_project_and_compact():
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
+    x = torch.randn(5, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    opt = DessiLBI(split_parameters(net), lr=0.1, nu=1.0, lambd=0.02)
+    for _ in range(4):
+        opt.zero_grad()
+        net(x).square().mean().backward()
+        opt.step()
+    mask = opt.mask()
+    assert list(mask) == ["0.weight", "3.weight"]
+    assert 0 < Mask(mask).density < 1
+    assert all(torch.equal(mask[name], opt.support(net.get_parameter(name))) for name in mask)
+    with project(net, mask):
+        assert not net[3].weight[~mask["3.weight"]].any()
+        expected = net(x)
+    small = compact(net, mask, x)
+    torch.testing.assert_close(small.model(x), expected)
+    held = HeldMask(net, mask, opt)
+    assert not net[3].weight[~mask["3.weight"]].any()
+    held.close()
+
+
+def test_an_optimizer_without_names_asks_for_the_model():
+    net = nn.Linear(3, 2)
+    opt = DessiLBI(net.parameters())
+    with pytest.raises(ValueError, match=r"parameter 0 of its group.*use opt.mask\(model\)"):
+        opt.mask()
+    assert list(opt.mask(net)) == ["weight"]
+    with pytest.raises(ValueError, match="use the model that it trains"):
+        opt.mask(nn.Linear(3, 2))

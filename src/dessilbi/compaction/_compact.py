@@ -23,6 +23,7 @@ from dessilbi.graph.operations import DROPOUTS, operation
 from dessilbi.graph.plan import Plan
 from dessilbi.graph.steps import Draft
 from dessilbi.graph.tracing import Traced, as_arguments, refuse_hidden_code, trace
+from dessilbi.path import Mask
 from dessilbi.subnet import project, recalibrate_batchnorm
 
 from .autotune import BATCH, is_channels_last, is_faster, may_be_channels_last, scatterable
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
     from dessilbi.graph.channels import Kept
     from dessilbi.graph.compare import Difference
-    from dessilbi.path.mask import Mask
+    from dessilbi.path.mask import MaskLike
 
 BATCHES = (1, 128)
 """Batch sizes whose latency is measured."""
@@ -76,7 +77,7 @@ class Compact:
 
 def compact(
     model: nn.Module,
-    mask: Mask,
+    mask: MaskLike,
     example_input: Any,
     *,
     inputs: Iterable[Any] = (),
@@ -94,7 +95,8 @@ def compact(
 
     Args:
         model: the network.
-        mask: which weights stay; parameters that it does not name stay as they are.
+        mask: which weights stay, a :class:`Mask` or ``opt.mask()``; parameters that it does
+            not name stay as they are.
         example_input: a batch, or a tuple of arguments whose first is one; its shapes are used.
         inputs: batches of real inputs to check as well (tensors, or tuples of arguments).
         recalibrate: batches of training inputs, on which the masked network's BatchNorm statistics
@@ -175,9 +177,9 @@ def compact(
     return Compact(small, report, final.plan)
 
 
-def masked_copy(model: nn.Module, mask: Mask) -> nn.Module:
+def masked_copy(model: nn.Module, mask: MaskLike) -> nn.Module:
     """A copy in evaluation mode whose weights off the mask are zero, as ``project`` makes them."""
-    mask.check(model)
+    Mask.of(mask).check(model)
     own = deepcopy(model).eval()
     with project(own, mask):
         return deepcopy(own)

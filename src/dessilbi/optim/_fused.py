@@ -1,6 +1,6 @@
 """The fused step: every weight is read and written once.
 
-On CPU a C++ kernel (:mod:`._native`) takes all tensors of a group in one call; elsewhere
+On CPU a C++ kernel (:mod:`.native`) takes all tensors of a group in one call; elsewhere
 :func:`torch.compile` turns the loop of :mod:`._step` into one pass (on CUDA: Triton). Tensors that
 the kernel cannot take (half precision, layouts with holes) go through the loop, same result.
 """
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ._native import library
 from ._step import single_tensor
+from .native import library
 from .prox import GroupLasso, TiedGroupLasso
 
 if TYPE_CHECKING:

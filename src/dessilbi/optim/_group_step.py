@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from . import _dtensor
+from . import dtensor
 from ._step import Item, Options, Twin, multi_tensor, single_tensor
 from .prox import GroupLasso, Penalty, make_penalty, resolve_penalty, size_scale, tie
 
@@ -48,8 +48,8 @@ def step_group(
     ]
     numbers = {name: group[name] for name in Options.__dataclass_fields__}
     options = Options(**numbers | {"lr": _scalar(group["lr"])})
-    if any(_dtensor.is_dtensor(p) for p in params):
-        items, spread = _dtensor.localize(items)
+    if any(dtensor.is_dtensor(p) for p in params):
+        items, spread = dtensor.localize(items)
         single_tensor(spread, options)
     if group["fused"] and not torch.compiler.is_compiling():
         from ._fused import fused

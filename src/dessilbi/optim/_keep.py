@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from ._fused import changed_in_place, layout_in_memory
-from ._native import library
+from .native import library
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,7 +27,7 @@ class Keeper:
         self.inside = torch.empty_like(levels, dtype=torch.bool)
         """Where the last kept weights are."""
         self._kept: Tensor | None = None
-        self._native = (
+        self.native = (
             native
             and levels.device.type == "cpu"
             and layout_in_memory(levels.shape, levels.stride(), None) is not None
@@ -46,7 +46,7 @@ class Keeper:
 
     def mark(self, level: int) -> None:
         """Say where the weights of a level are, in :attr:`inside`."""
-        if self._native:  # five times faster than torch
+        if self.native:  # five times faster than torch
             np.less_equal(self.levels.numpy(), level, out=self.inside.numpy())
         else:
             torch.le(self.levels, level, out=self.inside)
@@ -59,7 +59,7 @@ class Keeper:
             x.mul_(self.levels <= level)
 
     def _by_kernel(self, x: Tensor, level: int, out: Tensor, inside: int | None) -> bool:
-        if not self._native or x.stride() != self._stride or x.device.type != "cpu":
+        if not self.native or x.stride() != self._stride or x.device.type != "cpu":
             return False
         if x.dtype is torch.float32:
             run = library().dessilbi_keep_f32

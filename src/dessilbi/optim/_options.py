@@ -10,7 +10,7 @@ import torch
 
 from dessilbi._text import did_you_mean
 
-from ._dtensor import is_dtensor
+from .dtensor import is_dtensor
 from .prox import resolve_penalty
 
 if TYPE_CHECKING:

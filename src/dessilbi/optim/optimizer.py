@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, cast, overload
 import torch
 from torch.optim import Optimizer
 
-from . import _dtensor
+from dessilbi.graph.names import named_weights
+
+from . import dtensor
 from ._group_step import penalty_of, step_group
 from ._options import DEFAULTS, at_least_zero, check_group, check_options, check_params
 from .prox import (
@@ -28,7 +30,7 @@ from .prox import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from torch import Tensor
+    from torch import Tensor, nn
     from torch.optim.optimizer import ParamsT
 
     from ._options import Coupling, PenaltyOption
@@ -196,9 +198,34 @@ class DessiLBI(Optimizer):
     def support(self, p: Tensor) -> Tensor:
         """Boolean mask, shaped as p: where Gamma is not zero. Groups are in or out as a whole."""
         support = self._support(p)
-        if _dtensor.is_dtensor(p):
+        if dtensor.is_dtensor(p):
             return support.clone()
         return torch.empty_like(p, dtype=torch.bool, requires_grad=False).copy_(support)
+
+    def mask(self, model: nn.Module | None = None) -> dict[str, Tensor]:
+        """The support of Gamma by parameter name: the subnetwork of now.
+
+        It goes straight into :func:`dessilbi.project` and :func:`dessilbi.compact`.
+
+        Args:
+            model: gives the names; needed if the optimizer was made without, as by
+                ``model.parameters()``.
+        """
+        names = {} if model is None else {p: name for name, p in named_weights(model).items()}
+        found = {}
+        for group in self.param_groups:
+            given = dict(zip(group["params"], group.get("param_names", ()), strict=False))
+            for p in group["params"]:
+                if resolve_penalty(group["penalty"], p.ndim) is None:
+                    continue
+                known = given if model is None else names
+                if p not in known:
+                    way_out = "opt.mask(model)" if model is None else "the model that it trains"
+                    raise ValueError(
+                        f"parameter {self._name(p)} of the optimizer has no name; use {way_out}"
+                    )
+                found[known[p]] = self.support(p)
+        return found
 
     def _support(self, p: Tensor) -> Tensor:
         """The same to look at only: the weights of a filter share one element."""
@@ -209,7 +236,7 @@ class DessiLBI(Optimizer):
         """Fraction of weights in the support of Gamma: of p, or of all weights with a twin."""
         chosen = [p] if p is not None else [q for _, q in self.twins()]
         total = sum(q.numel() for q in chosen)
-        kept = sum(_dtensor.count(self._support(q)) for q in chosen)
+        kept = sum(dtensor.count(self._support(q)) for q in chosen)
         return kept / total if total else 0.0
 
     # ------------------------------------------------------------------ the step
@@ -369,7 +396,7 @@ class DessiLBI(Optimizer):
         kind = resolve_penalty(group["penalty"], p.ndim)
         assert kind is not None
         scale = init_scale(kind, p.to(_dual_dtype(p)), group["group_dim"])
-        return _dtensor.settled(scale)
+        return dtensor.settled(scale)
 
     # ------------------------------------------------------------------ checkpoints
 
@@ -454,7 +481,7 @@ def _only_asks_for_state(p: Tensor, lr: float | Tensor) -> bool:
     A true first step with both exactly zero looks the same, and loses nothing but a decay or
     coupling term in the momentum buffer.
     """
-    return float(lr) == 0 and p.grad is not None and not bool(_dtensor.count(p.grad != 0))
+    return float(lr) == 0 and p.grad is not None and not bool(dtensor.count(p.grad != 0))
 
 
 def _dual_dtype(p: Tensor) -> torch.dtype:

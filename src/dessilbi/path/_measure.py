@@ -1,4 +1,4 @@
-"""What a mark keeps of one layer, measured."""
+"""What a snapshot keeps of one layer, measured."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
-from ._strengths import Strengths
+from ._ranking import Ranking
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
     from torch import Tensor
 
     from dessilbi.optim import DessiLBI
 
+    from ._ranking import NestedRun
     from .layers import Layer
 
 _LARGEST = float(np.finfo(np.float16).max)
@@ -70,21 +71,20 @@ def measure(opt: DessiLBI, p: Tensor, layer: Layer) -> Measured:
     )
 
 
-def strengths(
-    layers: Sequence[Layer],
-    measured: Sequence[Measured],
-    levels: Mapping[str, NDArray[np.uint8]] | None,
-    followers: Mapping[str, NDArray[np.int32]] | None,
-) -> Strengths:
+def make_ranking(
+    layers: Sequence[Layer], measured: Sequence[Measured], nested: NestedRun | None
+) -> Ranking:
     """What ranks the groups, from the measures of all layers."""
     pairs = [(layer.name, m) for layer, m in zip(layers, measured, strict=True)]
-    return Strengths(
+    ranks = None if nested is None else nested.budget_ranks
+    dependents = None if nested is None else nested.dependents
+    return Ranking(
         W={name: m.W for name, m in pairs if m.W is not None},
         V={name: m.V for name, m in pairs if m.V is not None},
         thresholds={name: m.thresholds for name, m in pairs},
         kappa={name: m.kappa for name, m in pairs},
-        levels=None if levels is None else {layer.name: levels[layer.name] for layer in layers},
-        followers=None if followers is None else dict(followers),
+        budget_ranks=None if ranks is None else {one.name: ranks[one.name] for one in layers},
+        dependents=None if dependents is None else dict(dependents),
     )
 
 

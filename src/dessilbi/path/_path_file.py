@@ -1,10 +1,10 @@
 """The file of a path, ``path.safetensors``, version 1.
 
     events.step, events.group, events.entered     entries and leaves of groups, by step
-    supports.data, supports.ends                  supports at the marks, see _supports
-    marks.*                                       one entry a mark, see Mark
-    strength.W.*, strength.V.*, strength.lambd.*  at the last mark, see Strengths
-    strength.level.*, strength.follows.*          of a nested run, see Strengths
+    supports.data, supports.ends                  supports at the snapshots, see _supports
+    marks.*                                       one entry a snapshot, see Snapshot
+    strength.W.*, strength.V.*, strength.lambd.*  at the last snapshot, see Ranking
+    strength.level.*, strength.follows.*          of a nested run, see Ranking
 
 The header holds the layers, the number of steps, kappa by layer and whether the run was by width.
 """
@@ -18,8 +18,8 @@ import numpy as np
 
 from . import _file
 from ._events import EventLog, Events
-from ._marks import marks_from_arrays, marks_to_arrays
-from ._strengths import pack_strengths, unpack_strengths
+from ._ranking import pack_ranking, unpack_ranking
+from ._snapshots import snapshots_from_arrays, snapshots_to_arrays
 from ._supports import SupportSequence
 from .layers import Layer
 
@@ -42,8 +42,8 @@ def write(path: SolutionPath, file: str | Path) -> int:
         "events.entered": events.entered.astype(np.uint8),
     }
     arrays |= {f"supports.{k}": a for k, a in path.supports.arrays().items()}
-    arrays |= {f"marks.{k}": a for k, a in marks_to_arrays(path.marks, path.layers).items()}
-    values, stored = pack_strengths(path.strengths)
+    arrays |= {f"marks.{k}": a for k, a in snapshots_to_arrays(path.snapshots, path.layers).items()}
+    values, stored = pack_ranking(path.ranking)
     values |= {"step": path.step, "layers": [layer.to_json() for layer in path.layers]}
     return _file.write(file, FORMAT, VERSION, values, arrays | stored)
 
@@ -58,10 +58,10 @@ def read(file: str | Path) -> dict[str, Any]:
     try:
         layers = [Layer.from_json(v) for v in values["layers"]]
         groups = sum(layer.groups for layer in layers)
-        events, marks = part("events."), marks_from_arrays(part("marks."))
+        events, snapshots = part("events."), snapshots_from_arrays(part("marks."))
         supports = SupportSequence.from_arrays(groups, **part("supports."))
-        if len(supports) != len(marks):
-            raise ValueError(f"{len(supports)} supports for {len(marks)} marks")
+        if len(supports) != len(snapshots):
+            raise ValueError(f"{len(supports)} supports for {len(snapshots)} snapshots")
         return {
             "layers": layers,
             "step": values["step"],
@@ -69,8 +69,8 @@ def read(file: str | Path) -> dict[str, Any]:
                 Events(events["step"], events["group"], events["entered"].astype(np.bool_))
             ),
             "supports": supports,
-            "marks": marks,
-            "strengths": unpack_strengths(values, arrays),
+            "snapshots": snapshots,
+            "ranking": unpack_ranking(values, arrays),
         }
     except (KeyError, TypeError, ValueError, IndexError, zlib.error) as error:
         raise _file.FormatError(

@@ -1,10 +1,10 @@
 """A sequence of supports, each kept as its difference to the one before.
 
-A support is a boolean vector over all groups. Few groups change between two marks, so what is kept
-is the list of flips: as distances from one flip to the next, a byte each (255: go on), where flips
-are rare, and as packed bits where they are not; both compressed. Up to 5 % of flips that is within
-10 % of the entropy, about half of what compressed packed bits alone take. XOR undoes itself: the
-sequence can be read in both directions.
+A support is a boolean vector over all groups. Few groups change between two snapshots, so what is
+kept is the list of flips: as distances from one flip to the next, a byte each (255: go on), where
+flips are rare, and as packed bits where they are not; both compressed. Up to 5 % of flips that is
+within 10 % of the entropy, about half of what compressed packed bits alone take. XOR undoes itself:
+the sequence can be read in both directions.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class SupportSequence:
     def __init__(self, size: int, blobs: Sequence[bytes] = ()) -> None:
         self.size = size
         self.blobs = list(blobs)
-        self._place = -1  # the support that _bits holds
+        self._held = -1  # the support that _bits holds
         self._bits: Bits = np.zeros(size, dtype=np.bool_)
 
     def __len__(self) -> int:
@@ -43,27 +43,27 @@ class SupportSequence:
         """Add a support at the end."""
         flips = np.flatnonzero(self._at(len(self) - 1) != bits)
         self.blobs.append(encode(flips, self.size))
-        self._place += 1
+        self._held += 1
         self._bits = bits.copy()
 
-    def at(self, place: int) -> Bits:
-        """The support at a place, as a fresh array."""
-        return self._at(place).copy()
+    def at(self, index: int) -> Bits:
+        """The support by its index, as a fresh array."""
+        return self._at(index).copy()
 
-    def flips(self, place: int) -> Indices:
+    def flips(self, index: int) -> Indices:
         """The groups in which a support differs from the one before it."""
-        return decode(self.blobs[place], self.size)
+        return decode(self.blobs[index], self.size)
 
-    def first(self, places: int) -> SupportSequence:
+    def first(self, count: int) -> SupportSequence:
         """The sequence of the first supports."""
-        return SupportSequence(self.size, self.blobs[:places])
+        return SupportSequence(self.size, self.blobs[:count])
 
-    def _at(self, place: int) -> Bits:
-        while self._place != place:
-            forward = place > self._place
-            flips = self.flips(self._place + 1 if forward else self._place)
+    def _at(self, index: int) -> Bits:
+        while self._held != index:
+            forward = index > self._held
+            flips = self.flips(self._held + 1 if forward else self._held)
             self._bits[flips] ^= True
-            self._place += 1 if forward else -1
+            self._held += 1 if forward else -1
         return self._bits
 
     # ------------------------------------------------------------------ as arrays

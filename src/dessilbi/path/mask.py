@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -18,7 +19,7 @@ from .layers import unknown
 from .names import weights_with_twin
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
     from typing import Literal
 
@@ -52,6 +53,11 @@ class Mask:
                 raise ValueError(f"mask of {name!r} must be a bool tensor, got {found}")
             copies[name] = t.detach().to("cpu", copy=True).contiguous()
         object.__setattr__(self, "tensors", MappingProxyType(copies))
+
+    @classmethod
+    def of(cls, mask: MaskLike) -> Mask:
+        """A mask as it is, or made of boolean tensors by name, such as ``opt.mask()``."""
+        return mask if isinstance(mask, Mask) else cls(mask)
 
     # ------------------------------------------------------------------ counting
 
@@ -220,6 +226,10 @@ class Mask:
                 f"{file} is damaged: its parts do not fit together ({error!r})"
             ) from error
         return cls(tensors)
+
+
+MaskLike = Mask | Mapping[str, torch.Tensor]
+"""What is taken where a mask is asked for."""
 
 
 def _check_shapes(

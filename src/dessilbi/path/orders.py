@@ -5,7 +5,7 @@ taken earlier; groups that tie in all keys are taken as they are numbered. An or
 the budget: masks of different budgets are prefixes of one ranking, hence nested.
 
 The keys come from :class:`Groups`: the step of entry, and the strengths |W|, |V| and |Gamma| at the
-last mark. Strengths of different layers are compared on one of the :data:`SCALES`:
+last snapshot. Strengths of different layers are compared on one of the :data:`SCALES`:
 
 - ``"rms"``: a filter's norm over sqrt(its size), that is its typical weight. Filters of any fan-in
   and single weights are then in the same unit, and a budget is spent where a weight does most.
@@ -51,13 +51,13 @@ class Groups:
     def __init__(self, path: SolutionPath, layers: Sequence[Layer], scale: Scale) -> None:
         if scale not in SCALES:
             raise ValueError(unknown("scale", scale, SCALES))
-        if path.strengths is None:
+        if path.ranking is None:
             raise ValueError(
-                "groups can be ranked only after a marked epoch, and this path "
-                f"{'was cut at one' if path.marks else 'has none'}; call record(epoch) first"
+                "groups can be ranked only after a recorded epoch, and this path "
+                f"{'was cut at one' if path.snapshots else 'has none'}; call record(epoch) first"
             )
         self.path, self.layers, self.scale = path, layers, scale
-        self.strengths = path.strengths
+        self.ranking = path.ranking
 
     @cached_property
     def entry(self) -> Floats:
@@ -71,8 +71,8 @@ class Groups:
 
     @cached_property
     def inside(self) -> NDArray[np.bool_]:
-        """Whether the group is in the support at the last mark."""
-        bits = self.path.supports.at(len(self.path.marks) - 1)
+        """Whether the group is in the support at the last snapshot."""
+        bits = self.path.supports.at(len(self.path.snapshots) - 1)
         return np.concatenate([bits[layer.slice] for layer in self.layers])
 
     @cached_property
@@ -91,15 +91,15 @@ class Groups:
         return self._scaled("V")
 
     @cached_property
-    def level(self) -> NDArray[np.int64]:
+    def budget_rank(self) -> NDArray[np.int64]:
         """The smallest budget that the group was trained in; see NestedTraining."""
-        levels = self.strengths.levels
-        if levels is None:
+        ranks = self.ranking.budget_ranks
+        if ranks is None:
             raise ValueError(
                 "order 'nested' needs the ranking of a nested run, which this path has not; train "
                 "with --nested (NestedTraining), or choose another order"
             )
-        return np.concatenate([levels[layer.name].astype(np.int64) for layer in self.layers])
+        return np.concatenate([ranks[layer.name].astype(np.int64) for layer in self.layers])
 
     # ------------------------------------------------------------------ entries
 
@@ -112,9 +112,9 @@ class Groups:
         result = np.where(chosen == NEVER, np.inf, chosen.astype(np.float64))
         kinds = {layer.exact for layer in self.layers}
         if len(kinds) == 2:
-            # Single weights are seen at marks only, hence late; filters must not gain by that.
-            marks = np.array([mark.step for mark in self.path.marks] + [np.inf])
-            seen = marks[np.searchsorted(marks, result)]
+            # Single weights are seen at snapshots only, hence late; filters must not gain by that.
+            snapshots = np.array([snapshot.step for snapshot in self.path.snapshots] + [np.inf])
+            seen = snapshots[np.searchsorted(snapshots, result)]
             result = np.where(np.isinf(seen), result, seen)
         return result
 
@@ -127,7 +127,7 @@ class Groups:
         norms = np.nan_to_num(self._norms(layer, what), nan=0.0)  # a diverged weight comes last
         divisor: Floats = np.ones(1, dtype=np.float32)
         if self.scale == "threshold":
-            lambd = self.strengths.thresholds[layer.name]
+            lambd = self.ranking.thresholds[layer.name]
             divisor = np.where(lambd > 0, lambd, divisor)
         elif self.scale == "rms":
             divisor = divisor * np.sqrt(np.float32(layer.group_size))
@@ -140,7 +140,7 @@ class Groups:
         if layer.exact:
             norms = getattr(self.path.norms(self.path.epochs[-1], layer.name), what).numpy()
             return norms
-        s = self.strengths
+        s = self.ranking
         norms = (s.W if what == "W" else s.V)[layer.name].astype(np.float32)
         if what == "Gamma":
             norms = np.float32(s.kappa[layer.name]) * np.maximum(
@@ -149,7 +149,7 @@ class Groups:
         return norms
 
 
-def _places(keys: Floats) -> Floats:
+def _mean_ranks(keys: Floats) -> Floats:
     """Rank of each entry, the largest 1; those that tie share the mean of their ranks."""
     _, inverse, counts = np.unique(-keys, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
@@ -163,15 +163,15 @@ ORDERS: dict[str, Callable[[Groups], Keys]] = {
     "dual": lambda g: (g.dual,),
     "gamma": lambda g: (g.inside, g.gamma, g.dual),
     "support+magnitude": lambda g: (g.inside, g.magnitude),
-    "entry+magnitude": lambda g: (-_places(-g.entry) - _places(g.magnitude), g.magnitude),
-    "entry+dual": lambda g: (-_places(-g.entry) - _places(g.dual), g.dual),
-    "nested": lambda g: (-g.level, g.magnitude),
+    "entry+magnitude": lambda g: (-_mean_ranks(-g.entry) - _mean_ranks(g.magnitude), g.magnitude),
+    "entry+dual": lambda g: (-_mean_ranks(-g.entry) - _mean_ranks(g.dual), g.dual),
+    "nested": lambda g: (-g.budget_rank, g.magnitude),
 }
 """Orders by name.
 
 - ``entry``: the step of first entry; those that tie, or never entered, by |W|.
 - ``stay``: the same with the start of the present stay: who left again comes last.
-- ``magnitude``, ``dual``: |W|, |V| at the last mark.
+- ``magnitude``, ``dual``: |W|, |V| at the last snapshot.
 - ``gamma``: the support first, by |Gamma|, then the rest by |V|.
 - ``support+magnitude``: the support first; inside and outside of it by |W|.
 - ``entry+magnitude``, ``entry+dual``: the sum of the two ranks.
@@ -186,14 +186,14 @@ DEFAULT_SCALE: Scale = "rms"
 _latest: WeakKeyDictionary[SolutionPath, tuple[Hashable, NDArray[np.int64]]] = WeakKeyDictionary()
 
 
-def ranking(
+def ranked_groups(
     path: SolutionPath, layers: Sequence[Layer], order: str, scale: Scale
 ) -> NDArray[np.int64]:
     """The groups of some layers, numbered through these, best first."""
     if order not in ORDERS:
         raise ValueError(unknown("order", order, ORDERS))
     names = tuple(layer.name for layer in layers)
-    wanted: Hashable = (order, scale, names, path.step, len(path.marks))
+    wanted: Hashable = (order, scale, names, path.step, len(path.snapshots))
     known, ranked = _latest.get(path, (None, None))
     if ranked is None or known != wanted:  # sorting millions of weights takes seconds
         keys = ORDERS[order](Groups(path, layers, scale))

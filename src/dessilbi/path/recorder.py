@@ -1,26 +1,26 @@
-"""Keeps the path while the optimizer runs: a hook after every step, a mark after every epoch."""
+"""The recorder of a path: a hook after every step of the optimizer, a snapshot every epoch."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 
 from dessilbi.optim import DessiLBI
 
-from ._marks import Mark
-from ._measure import measure, strengths
+from ._measure import make_ranking, measure
+from ._snapshots import Snapshot
 from .solution_path import SolutionPath
 from .twins import layers_of, twins_by_name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from numpy.typing import NDArray
     from torch import nn
 
+    from ._ranking import NestedRun
     from .layers import Layer
 
 
@@ -29,7 +29,7 @@ class PathRecorder:
 
     After each step of the optimizer the norms of V's groups are compared with their thresholds, and
     what changed is noted: exact to the step, with one transfer of a byte a group from the device.
-    Elements of Lasso layers are too many for that; they are seen when :meth:`record` marks an
+    Elements of Lasso layers are too many for that; they are seen when :meth:`record` keeps an
     epoch. Training is not changed.
 
     A step in which the learning rate of every group is 0 moves nothing and is not counted; such is
@@ -41,6 +41,8 @@ class PathRecorder:
         path: an earlier path to go on with, which is copied; cut it to the checkpoint with
             :meth:`SolutionPath.truncated`, and load the checkpoint into ``opt`` first.
         step: steps done so far, if ``path`` is to be cut there.
+        nested: :class:`dessilbi.NestedTraining` or :class:`dessilbi.NestedWidths`, if one trains
+            the budgets: its ranking of the groups is kept, and ``path.mask`` fills budgets by it.
 
     Example:
         >>> net = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3))
@@ -57,10 +59,11 @@ class PathRecorder:
         opt: DessiLBI,
         path: SolutionPath | None = None,
         step: int | None = None,
+        nested: NestedRun | None = None,
     ) -> None:
         if not isinstance(opt, DessiLBI):
             raise TypeError(f"opt must be a DessiLBI optimizer, got {type(opt).__name__}")
-        self._opt = opt
+        self._opt, self._nested = opt, nested
         self._params = twins_by_name(model, opt)
         layers = layers_of(opt, self._params)
         if path is None:
@@ -139,28 +142,23 @@ class PathRecorder:
     # ------------------------------------------------------------------ every epoch
 
     @torch.no_grad()
-    def record(
-        self,
-        epoch: int,
-        loss: float | None = None,
-        levels: Mapping[str, NDArray[np.uint8]] | None = None,
-        followers: Mapping[str, NDArray[np.int32]] | None = None,
+    def record(  # noqa: D417
+        self, epoch: int, loss: float | None = None, levels: Any = None, followers: Any = None
     ) -> None:
-        """Mark an epoch: keep support, norms, densities, coupling gap and loss as they are now.
+        """Keep an epoch: support, norms, densities, coupling gap and loss as they are now.
 
         Args:
-            epoch: larger than the last one marked; 0 is before training.
+            epoch: larger than the last one recorded; 0 is before training.
             loss: the training loss L(W), for :meth:`SolutionPath.augmented_loss`.
-            levels: :attr:`NestedTraining.levels`, by which ``path.mask`` then fills budgets.
-            followers: :attr:`NestedWidths.followers`: which of the other parameters leave with
-                which group. They are in the masks of budgets, too.
         """
-        path = self.path
+        path, nested = self.path, self._nested
+        if levels is not None or followers is not None:
+            nested = cast("Any", SimpleNamespace(budget_ranks=levels, dependents=followers))
         if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
             raise ValueError(f"epoch must be an integer >= 0, got {epoch!r}")
-        if path.marks and epoch <= path.marks[-1].epoch:
+        if path.snapshots and epoch <= path.snapshots[-1].epoch:
             raise ValueError(
-                f"epoch must be larger than the last one marked, {path.marks[-1].epoch}, got "
+                f"epoch must be larger than the last one recorded, {path.snapshots[-1].epoch}, got "
                 f"{epoch}; to go on from a checkpoint, cut the path with truncated(epoch=...)"
             )
         late = {id(p) for _, p in self._opt.twins()} - {id(p) for p in self._params.values()}
@@ -171,8 +169,8 @@ class PathRecorder:
             )
         measured = [measure(self._opt, self._params[one.name], one) for one in path.layers]
         path.supports.append(np.concatenate([m.active for m in measured]))
-        path.marks.append(
-            Mark(
+        path.snapshots.append(
+            Snapshot(
                 epoch=epoch,
                 step=path.step,
                 loss=math.nan if loss is None else float(loss),
@@ -182,7 +180,7 @@ class PathRecorder:
                 norms=np.concatenate([m.norms for m in measured], axis=1),
             )
         )
-        path.strengths = strengths(path.layers, measured, levels, followers)
+        path.ranking = make_ranking(path.layers, measured, nested)
 
 
 def _check_same_layers(recorded: tuple[Layer, ...], present: tuple[Layer, ...]) -> None:

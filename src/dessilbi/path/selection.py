@@ -12,7 +12,7 @@ import torch
 
 from .layers import unknown
 from .mask import Mask, most_weights
-from .orders import Groups, ranking
+from .orders import Groups, ranked_groups
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -116,21 +116,21 @@ def select(
         support = path.support(budget.epoch)
         if not any(floors):
             return Mask({layer.name: support[layer.name] for layer in chosen})
-        ranked = ranking(path, chosen, order, scale)
+        ranked = ranked_groups(path, chosen, order, scale)
         kept = _floor_groups(chosen, ranked, floors)
         mask = _as_mask(chosen, kept)
         return mask | Mask({layer.name: support[layer.name] for layer in chosen})
 
     own = budget.of_layers(chosen)
-    ranked = ranking(path, chosen, order, scale)
+    ranked = ranked_groups(path, chosen, order, scale)
     kept = _floor_groups(chosen, ranked, floors)
-    number, levels = _numbers(chosen), None
-    if order == "nested" and path.strengths is not None and path.strengths.followers is not None:
-        levels = Groups(path, chosen, scale).level
+    number, ranks = _numbers(chosen), None
+    if order == "nested" and path.ranking is not None and path.ranking.dependents is not None:
+        ranks = Groups(path, chosen, scale).budget_rank
     for i, layer in enumerate(chosen):
         if layer.name in own:
             mine, limit = ranked[number[ranked] == i], most_weights(own[layer.name], layer.numel)
-            _fill(kept, mine, np.full(layer.groups, float(layer.group_size)), limit, levels)
+            _fill(kept, mine, np.full(layer.groups, float(layer.group_size)), limit, ranks)
     others = [i for i, layer in enumerate(chosen) if layer.name not in own]
     if others:
         mine = ranked[np.isin(number[ranked], others)]
@@ -138,8 +138,8 @@ def select(
             [budget.cost(layer) if i in others else 0 for i, layer in enumerate(chosen)]
         )
         shared = budget.shared([chosen[i] for i in others])
-        _fill(kept, mine, costs[number[mine]], shared, levels)
-    return _with_followers(path, chosen, kept) if order == "nested" else _as_mask(chosen, kept)
+        _fill(kept, mine, costs[number[mine]], shared, ranks)
+    return _with_dependents(path, chosen, kept) if order == "nested" else _as_mask(chosen, kept)
 
 
 def _fill(
@@ -147,23 +147,23 @@ def _fill(
     ranked: NDArray[np.int64],
     costs: NDArray[np.float64],
     limit: float,
-    levels: NDArray[np.int64] | None,
+    ranks: NDArray[np.int64] | None,
 ) -> None:
     """Keep ranked groups until the first that does not fit; those kept already are paid first.
 
     Skipping it for a smaller one further down would keep more, but then a larger budget, which the
     skipped group does fit, may have no room for the smaller one: masks would not be nested.
 
-    Where groups are ranked by ``levels`` that were trained whole, a level is kept whole or not at
+    Where groups are ranked by ``ranks`` that were trained whole, a rank is kept whole or not at
     all: one that does not fit goes, and one that a group kept already belongs to comes.
     """
     paid = kept[ranked]
     spent = float(costs[paid].sum()) + np.cumsum(costs[~paid])
     fits = int(np.searchsorted(spent, limit, side="right"))
     taken, left_out = ranked[~paid][:fits], ranked[~paid][fits:]
-    if levels is not None and len(left_out):
-        needed = levels[ranked[paid]].max(initial=-1)
-        taken = ranked[levels[ranked] < max(levels[left_out[0]], needed + 1)]
+    if ranks is not None and len(left_out):
+        needed = ranks[ranked[paid]].max(initial=-1)
+        taken = ranked[ranks[ranked] < max(ranks[left_out[0]], needed + 1)]
     kept[taken] = True
 
 
@@ -180,7 +180,7 @@ def _floor_groups(
 
 
 def _numbers(layers: Sequence[Layer]) -> NDArray[np.int64]:
-    """The place of each group's layer."""
+    """The index of each group's layer."""
     return np.repeat(np.arange(len(layers)), [layer.groups for layer in layers])
 
 
@@ -189,12 +189,12 @@ def _as_mask(layers: Sequence[Layer], kept: Bits) -> Mask:
     return Mask({layer.name: layer.expand(p) for layer, p in zip(layers, parts, strict=True)})
 
 
-def _with_followers(path: SolutionPath, layers: Sequence[Layer], kept: Bits) -> Mask:
-    """The mask, and the parameters without a twin that leave with a group; see Strengths."""
+def _with_dependents(path: SolutionPath, layers: Sequence[Layer], kept: Bits) -> Mask:
+    """The mask, and the parameters without a twin that leave with a group; see Ranking."""
     inside = np.ones(path.groups + 1, dtype=np.bool_)  # the last one is for -1
     inside[np.concatenate([np.arange(one.slice.start, one.slice.stop) for one in layers])] = kept
-    followers = (path.strengths and path.strengths.followers) or {}
-    others = {name: torch.from_numpy(inside[groups]) for name, groups in followers.items()}
+    dependents = (path.ranking and path.ranking.dependents) or {}
+    others = {name: torch.from_numpy(inside[groups]) for name, groups in dependents.items()}
     return Mask({**_as_mask(layers, kept).tensors, **others})
 
 

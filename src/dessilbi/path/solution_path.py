@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from ._marks import Mark
-    from ._strengths import Strengths
+    from ._ranking import Ranking
+    from ._snapshots import Snapshot
     from .layers import Layer
     from .mask import Mask
     from .orders import Scale
@@ -51,9 +51,9 @@ class Norms(NamedTuple):
 class SolutionPath:
     """Which groups were in the support of Gamma, and when.
 
-    Step 1 is the first step of the optimizer; a mark is an epoch given to
-    :meth:`PathRecorder.record`. Group layers are known to the step, Lasso layers from mark to mark.
-    Nothing here needs the model.
+    Step 1 is the first step of the optimizer; a snapshot is an epoch given to
+    :meth:`PathRecorder.record`. Group layers are known to the step, Lasso layers from snapshot to
+    snapshot. Nothing here needs the model.
     """
 
     def __init__(
@@ -63,8 +63,8 @@ class SolutionPath:
         step: int = 0,
         events: EventLog | None = None,
         supports: SupportSequence | None = None,
-        marks: Sequence[Mark] = (),
-        strengths: Strengths | None = None,
+        snapshots: Sequence[Snapshot] = (),
+        ranking: Ranking | None = None,
     ) -> None:
         self.layers: tuple[Layer, ...] = tuple(layers)
         self.step = step
@@ -72,22 +72,22 @@ class SolutionPath:
         self.groups = sum(layer.groups for layer in self.layers)
         self.event_log = events or EventLog()
         self.supports = supports or SupportSequence(self.groups)
-        self.marks = list(marks)
-        self.strengths = strengths
-        """Of the last mark; ``None`` without one, or if it was cut off."""
+        self.snapshots = list(snapshots)
+        self.ranking = ranking
+        """Of the last snapshot; ``None`` without one, or if it was cut off."""
 
     def __repr__(self) -> str:
         return (
             f"SolutionPath({len(self.layers)} layers, {self.groups} groups, step {self.step}, "
-            f"{len(self.marks)} marked epochs)"
+            f"{len(self.snapshots)} recorded epochs)"
         )
 
     # ------------------------------------------------------------------ reading
 
     @property
     def epochs(self) -> tuple[int, ...]:
-        """The marked epochs."""
-        return tuple(mark.epoch for mark in self.marks)
+        """The recorded epochs."""
+        return tuple(snapshot.epoch for snapshot in self.snapshots)
 
     def layer(self, name: str) -> Layer:
         """A layer by its name."""
@@ -97,15 +97,15 @@ class SolutionPath:
         raise ValueError(unknown("layer", name, (layer.name for layer in self.layers)))
 
     def support(self, epoch: int) -> dict[str, Tensor]:
-        """The support of Gamma at a marked epoch, shaped as the weights."""
-        bits = torch.from_numpy(self.supports.at(self._place(epoch)))
+        """The support of Gamma at a recorded epoch, shaped as the weights."""
+        bits = torch.from_numpy(self.supports.at(self._index(epoch)))
         return {layer.name: layer.expand(bits[layer.slice]) for layer in self.layers}
 
     def events(self, layer: str) -> LayerEvents:
         """Entries and leaves of a layer's groups.
 
-        Exact to the step for group layers. For Lasso layers the step is that of the mark at which
-        the change was first seen, and what came and went between two marks is not seen.
+        Exact to the step for group layers. For Lasso layers the step is that of the snapshot at
+        which a change was first seen; what came and went between two of them is not seen.
         """
         found = self.layer(layer)
         events = self.changes([found])
@@ -128,23 +128,23 @@ class SolutionPath:
         for layer in layers:
             wanted[layer.slice] = not layer.exact
         if wanted.any() and not all(layer.exact for layer in layers):
-            parts += self._changes_between_marks(wanted)
+            parts += self._changes_between_snapshots(wanted)
         return Events(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
-    def _changes_between_marks(self, wanted: NDArray[np.bool_]) -> list[Events]:
+    def _changes_between_snapshots(self, wanted: NDArray[np.bool_]) -> list[Events]:
         inside = np.zeros(self.groups, dtype=np.bool_)
         parts = []
-        for place, mark in enumerate(self.marks):
-            flips = self.supports.flips(place)
+        for i, snapshot in enumerate(self.snapshots):
+            flips = self.supports.flips(i)
             flips = flips[wanted[flips]]
             inside[flips] ^= True
-            steps = np.full(len(flips), mark.step, dtype=np.int32)
+            steps = np.full(len(flips), snapshot.step, dtype=np.int32)
             parts.append(Events(steps, flips.astype(np.int32), inside[flips]))
         return parts
 
     def norms(self, epoch: int, layer: str) -> Norms:
-        """Norms of W, Gamma and V at a marked epoch: by group, for the Lasso by slice of dim 0."""
-        found, norms = self.layer(layer), self.marks[self._place(epoch)].norms
+        """Norms of W, Gamma and V at an epoch: by group, for the Lasso by slice of dim 0."""
+        found, norms = self.layer(layer), self.snapshot(epoch).norms
         start = sum(other.rows for other in self.layers[: self.layers.index(found)])
         return Norms(*torch.from_numpy(norms[:, start : start + found.rows].copy()))
 
@@ -152,30 +152,33 @@ class SolutionPath:
         """Fraction of weights in the support: of a layer, or of all weights with a twin."""
         chosen = self._chosen(layer)
         total = sum(self.layers[i].numel for i in chosen)
-        counts = self.marks[self._place(epoch)].counts
+        counts = self.snapshot(epoch).counts
         return int(counts[chosen].sum()) / total if total else 0.0
 
     def gap(self, epoch: int, layer: str | None = None) -> float:
-        """The coupling gap ``||W - Gamma||`` at a marked epoch."""
-        return math.sqrt(self.marks[self._place(epoch)].gap[self._chosen(layer)].sum())
+        """The coupling gap ``||W - Gamma||`` at a recorded epoch."""
+        return math.sqrt(self.snapshot(epoch).gap[self._chosen(layer)].sum())
 
     def loss(self, epoch: int) -> float | None:
-        """The loss that was given for a marked epoch, if any."""
-        loss = self.marks[self._place(epoch)].loss
+        """The loss that was given for a recorded epoch, if any."""
+        loss = self.snapshot(epoch).loss
         return None if math.isnan(loss) else loss
 
     def augmented_loss(self, epoch: int) -> float | None:
         """The paper's ``L(W) + ||W - Gamma||^2 / (2 nu)``; ``None`` if no loss was given."""
         loss = self.loss(epoch)
-        coupling = float(self.marks[self._place(epoch)].coupling.sum())
+        coupling = float(self.snapshot(epoch).coupling.sum())
         return None if loss is None else loss + coupling
 
-    def _place(self, epoch: int) -> int:
-        for place in range(len(self.marks) - 1, -1, -1):
-            if self.marks[place].epoch == epoch:
-                return place
-        marked = ", ".join(map(str, self.epochs)) or "none"
-        raise ValueError(f"epoch {epoch!r} is not marked; marked epochs: {marked}")
+    def snapshot(self, epoch: int) -> Snapshot:
+        """What was measured at a recorded epoch."""
+        return self.snapshots[self._index(epoch)]
+
+    def _index(self, epoch: int) -> int:
+        if epoch not in self.epochs:
+            recorded = ", ".join(map(str, self.epochs)) or "none"
+            raise ValueError(f"epoch {epoch!r} was not recorded; recorded epochs: {recorded}")
+        return self.epochs.index(epoch)
 
     def _chosen(self, layer: str | None) -> list[int]:
         return [self.layers.index(one) for one in ([self.layer(layer)] if layer else self.layers)]
@@ -196,7 +199,7 @@ class SolutionPath:
         floor: int | Mapping[str, int] | None = None,
         layers: Sequence[str] | None = None,
     ) -> Mask:
-        """The support at a marked epoch, or the best groups that a budget allows.
+        """The support at a recorded epoch, or the best groups that a budget allows.
 
         A budget takes a prefix of one fixed ranking, so that a smaller budget gives a subset of a
         larger one, whatever its unit. The prefix ends at the first group that does not fit: the
@@ -207,7 +210,7 @@ class SolutionPath:
         every layer that cannot be made narrower.
 
         Args:
-            epoch: a marked epoch: its support as it was.
+            epoch: a recorded epoch: its support as it was.
             density: budget as a fraction of the weights.
             parameters: budget as a number of weights.
             macs: budget in multiply-adds, with ``macs_per_weight``, the multiply-adds that one
@@ -231,15 +234,15 @@ class SolutionPath:
     @property
     def default_order(self) -> str:
         """``"nested"`` for a nested run, whose budgets were trained; else :data:`DEFAULT_ORDER`."""
-        nested = self.strengths is not None and self.strengths.levels is not None
+        nested = self.ranking is not None and self.ranking.budget_ranks is not None
         return "nested" if nested else DEFAULT_ORDER
 
     def stable_epoch(
         self, window: int = 5, tolerance: float = 0.1, distance: Distance = "jaccard"
     ) -> int | None:
-        """The first marked epoch at which the support has settled; ``None`` if it has not.
+        """The first recorded epoch at which the support has settled; ``None`` if it has not.
 
-        What :class:`StabilityRule` says when it is shown the marked supports one after another.
+        What :class:`StabilityRule` says when it is shown the recorded supports one after another.
         """
         rule = StabilityRule(window, tolerance, distance)
         sizes = {layer.name: layer.group_size for layer in self.layers}
@@ -256,28 +259,30 @@ class SolutionPath:
         """A copy without what came after a step or an epoch: the path as a checkpoint knows it.
 
         Args:
-            step: the last step to keep; by default that of the last mark kept, or all of them if
-                no epoch is given either.
-            epoch: the last marked epoch to keep.
+            step: the last step to keep; by default that of the last snapshot kept, or all of them
+                if no epoch is given either.
+            epoch: the last recorded epoch to keep.
         """
         if step is None:
             step = self.step
             if epoch is not None:
-                step = max((m.step for m in self.marks if m.epoch <= epoch), default=0)
+                step = max((m.step for m in self.snapshots if m.epoch <= epoch), default=0)
         if not 0 <= step <= self.step:
             raise ValueError(
                 f"step must be from 0 to {self.step}, where this path ends, got {step}; save the "
                 "path before the checkpoint that is to continue it"
             )
-        marks = [m for m in self.marks if m.step <= step and (epoch is None or m.epoch <= epoch)]
-        whole = len(marks) == len(self.marks)
+        snapshots = [
+            m for m in self.snapshots if m.step <= step and (epoch is None or m.epoch <= epoch)
+        ]
+        whole = len(snapshots) == len(self.snapshots)
         return SolutionPath(
             self.layers,
             step=step,
             events=self.event_log.up_to(step),
-            supports=self.supports.first(len(marks)),
-            marks=marks,
-            strengths=self.strengths if whole else None,
+            supports=self.supports.first(len(snapshots)),
+            snapshots=snapshots,
+            ranking=self.ranking if whole else None,
         )
 
     def save(self, file: str | Path) -> int:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dessilbi.optim import DessiLBI, GroupLasso
-from dessilbi.optim._dtensor import is_dtensor
+from dessilbi.optim.dtensor import is_dtensor
 
 from .layers import Layer, make_layers
 

@@ -51,7 +51,7 @@ def read_checkpoint_images(
     run: RunDir, path: SolutionPath, notes: list[str]
 ) -> tuple[CheckpointImages, ...]:
     """Every kept epoch, as many pictures as the limit allows; the first layer is always there."""
-    if path.strengths is None:
+    if path.ranking is None:
         return ()
     folders = _folders(run)
     epochs, left_out = _within_limit(sorted(folders), path)
@@ -154,20 +154,20 @@ def gamma_of(layer: Layer, V: Tensor, path: SolutionPath, epoch: int) -> Tensor:
     ``Gamma_g`` is a multiple of ``V_g``, whatever other layers its group reaches into; for the
     Lasso ``Gamma = kappa * prox(V)``.
     """
-    assert path.strengths is not None
+    assert path.ranking is not None
     if layer.group_dim is not None:
         norms = path.norms(epoch, layer.name)
         share = torch.where(norms.V > 0, norms.Gamma / norms.V, 0)
         return along(share, V.ndim, layer.group_dim) * V
-    lambd = torch.from_numpy(path.strengths.thresholds[layer.name].copy())
+    lambd = torch.from_numpy(path.ranking.thresholds[layer.name].copy())
     if lambd.numel() > 1:
         lambd = lambd.reshape(V.shape)
-    return path.strengths.kappa[layer.name] * Lasso(lambd).prox(V)
+    return path.ranking.kappa[layer.name] * Lasso(lambd).prox(V)
 
 
 def _histogram(layer: Layer, V: Tensor, path: SolutionPath) -> NDArray[np.int64]:
-    assert path.strengths is not None
-    lambd = path.strengths.thresholds[layer.name]
+    assert path.ranking is not None
+    lambd = path.ranking.thresholds[layer.name]
     ratio = np.abs(V.flatten().numpy()) / np.where(lambd > 0, lambd, np.float32(1e-12))
     counts, _ = np.histogram(np.minimum(ratio, HIGHEST - 1e-6), bins=BINS, range=(0, HIGHEST))
     return counts.astype(np.int64)

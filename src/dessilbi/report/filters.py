@@ -46,17 +46,17 @@ class Filters:
 
 def filters_of(path: SolutionPath) -> Filters:
     """What a path tells of its rows."""
-    norms = np.stack([mark.norms for mark in path.marks])
+    norms = np.stack([mark.norms for mark in path.snapshots])
     starts = np.cumsum([0, *(layer.rows for layer in path.layers)])
-    inside = np.zeros((len(path.marks), int(starts[-1])), dtype=np.uint8)
-    for place in range(len(path.marks)):
+    inside = np.zeros((len(path.snapshots), int(starts[-1])), dtype=np.uint8)
+    for place in range(len(path.snapshots)):
         bits = path.supports.at(place)
         for layer, start in zip(path.layers, starts, strict=False):
             inside[place, start : start + layer.rows] = _share(bits[layer.slice], layer)
     entry = np.full(int(starts[-1]), NEVER, dtype=np.int32)
     leaves = np.zeros(int(starts[-1]), dtype=np.int32)
     threshold = np.full(int(starts[-1]), np.nan, dtype=np.float32)
-    steps = np.array([mark.step for mark in path.marks], dtype=np.int32)
+    steps = np.array([mark.step for mark in path.snapshots], dtype=np.int32)
     for layer, start in zip(path.layers, starts, strict=False):
         rows = slice(int(start), int(start) + layer.rows)
         if not layer.exact:
@@ -67,8 +67,8 @@ def filters_of(path: SolutionPath) -> Filters:
         events = path.events(layer.name)
         left = events.groups[~events.entered].numpy()
         leaves[rows] = np.bincount(left, minlength=layer.rows)
-        if path.strengths is not None:
-            threshold[rows] = path.strengths.thresholds[layer.name]
+        if path.ranking is not None:
+            threshold[rows] = path.ranking.thresholds[layer.name]
     filters = Filters(
         W=norms[:, 0], Gamma=norms[:, 1], V=norms[:, 2], joint=norms[:, 2], inside=inside,
         entry=entry, leaves=leaves, threshold=threshold, partners=_partners(path.layers),

@@ -70,7 +70,7 @@ def between_runs(
 
 
 def _places(path: SolutionPath) -> list[int]:
-    marks = len(path.marks)
+    marks = len(path.snapshots)
     most = max(8, min(marks, LARGEST // max(path.groups, 1)))
     if marks <= most:
         return list(range(marks))

@@ -35,7 +35,7 @@ _ACROSS = 8
 
 def entry_epochs(path: SolutionPath, steps: NDArray[np.int32]) -> NDArray[np.float64]:
     """Steps as epochs and parts of them; NaN for never."""
-    marks = np.array([mark.step for mark in path.marks], dtype=np.float64)
+    marks = np.array([mark.step for mark in path.snapshots], dtype=np.float64)
     epochs = np.interp(steps, marks, np.array(path.epochs, dtype=np.float64))
     return np.where(steps == NEVER, np.nan, epochs)
 

@@ -129,7 +129,7 @@ def read_run(folder: str | Path) -> RunData:
     fixed_mask: FixedMask | None = None
     if config["start"] is not None:
         fixed_mask, records = split_fixed_mask(records, has_twin=path is not None)
-    if not records and (path is None or not path.marks):
+    if not records and (path is None or not path.snapshots):
         raise RunError(
             f"{run.path} has no finished epoch yet; train it first: "
             f"dessilbi train {run.path / CONFIG} --runs {run.path.parent}"
@@ -169,7 +169,7 @@ def _path(run: RunDir) -> SolutionPath | None:
         path = SolutionPath.load(file)
     except (OSError, FormatError) as error:
         raise RunError(f"cannot show {run.path}: {error}") from error
-    return path if path.marks else None
+    return path if path.snapshots else None
 
 
 def _records(run: RunDir) -> list[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import torch
 
@@ -59,6 +59,12 @@ class FrozenSupport:
         """Go on from :meth:`state_dict`."""
         self._outside = {name: state[name].to(p.device) for name, p in self._params.items()}
 
-    def release(self) -> None:
+    def close(self) -> None:
         """Let go: weights may enter again."""
         self._handle.remove()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

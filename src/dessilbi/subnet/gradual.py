@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import torch
 
@@ -121,6 +121,12 @@ class GradualPruning:
     def close(self) -> None:
         """Let go of the optimizer: nothing is held at zero any more."""
         self._handle.remove()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 @torch.no_grad()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import torch
 
 from dessilbi.graph.names import named_weights
+from dessilbi.path.mask import Mask
 
 from .batchnorm import copy_statistics, restore_statistics
 
@@ -17,11 +18,11 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-    from dessilbi.path.mask import Mask
+    from dessilbi.path.mask import MaskLike
 
 
 @contextmanager
-def project(model: nn.Module, mask: Mask) -> Iterator[nn.Module]:
+def project(model: nn.Module, mask: MaskLike) -> Iterator[nn.Module]:
     """Within the context every weight off the mask is zero; afterwards the dense weights are back.
 
     They come back bit for bit, also when the body raises, and the running statistics of BatchNorm
@@ -31,7 +32,8 @@ def project(model: nn.Module, mask: Mask) -> Iterator[nn.Module]:
 
     Args:
         model: the network.
-        mask: which weights stay; parameters that it does not name stay as they are.
+        mask: which weights stay, a :class:`Mask` or ``opt.mask()``; parameters that it does
+            not name stay as they are.
 
     Example:
         >>> with project(model, path.mask(density=0.05)):
@@ -63,7 +65,7 @@ class HeldMask:
         optimizer: the optimizer that trains the model.
     """
 
-    def __init__(self, model: nn.Module, mask: Mask, optimizer: Optimizer) -> None:
+    def __init__(self, model: nn.Module, mask: MaskLike, optimizer: Optimizer) -> None:
         self._kept = masked_weights(model, mask)
         self._handle = optimizer.register_step_post_hook(lambda *_: self.apply())
         self.apply()
@@ -72,13 +74,20 @@ class HeldMask:
         """Set the weights off the mask to zero; needed by hand only after loading weights."""
         zero_outside(self._kept)
 
-    def release(self) -> None:
+    def close(self) -> None:
         """Let go: from now on all weights are trained."""
         self._handle.remove()
 
+    def __enter__(self) -> Self:
+        return self
 
-def masked_weights(model: nn.Module, mask: Mask) -> list[tuple[Tensor, Tensor]]:
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def masked_weights(model: nn.Module, mask: MaskLike) -> list[tuple[Tensor, Tensor]]:
     """The masked parameters of a model, each with its mask."""
+    mask = Mask.of(mask)
     mask.check(model)
     params = named_weights(model)  # as mask.check does: torch's pruning renames parameters
     return [(params[name], mask[name].to(params[name].device)) for name in mask.names]

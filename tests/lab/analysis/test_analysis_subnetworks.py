@@ -130,7 +130,7 @@ def test_exactly_one_choice(parent: RunDir, choice: Choice) -> None:
 @pytest.mark.parametrize(
     ("choice", "fault"),
     [
-        (Choice(epoch=9), "epoch 9 is not marked; marked epochs: 0, 1, 2, 3"),
+        (Choice(epoch=9), "epoch 9 was not recorded; recorded epochs: 0, 1, 2, 3"),
         (Choice(density=1.5), "density"),
         (Choice(parameters=-1), "parameters"),
         (Choice(density=0.3, order="alphabet"), "unknown order 'alphabet'"),

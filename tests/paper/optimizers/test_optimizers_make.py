@@ -9,7 +9,7 @@ from torch import nn
 
 from dessilbi import DessiLBI
 from dessilbi.lab.run.config import ConfigError, OptimizerConfig
-from dessilbi.optim._native import KernelBuildError
+from dessilbi.optim.native import KernelBuildError
 from dessilbi.paper.optimizers import SGDL1, AdaBound, make_optimizer
 from dessilbi.paper.optimizers import fused as fused_room
 

@@ -9,7 +9,6 @@ from torch.nn.functional import cross_entropy
 
 from dessilbi.lab.data import batches
 from dessilbi.optim import DessiLBI
-from dessilbi.path import Mask
 from dessilbi.subnet import project, recalibrate_batchnorm
 from dessilbi.subnet.batchnorm import has_batchnorm
 
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from dessilbi.lab.data import Split
+    from dessilbi.path import Mask
 
 BATCH = 500
 RECALIBRATION_IMAGES = 5000
@@ -59,12 +59,6 @@ def evaluate(model: nn.Module, split: Split) -> Score:
     return Score(loss, correct, len(split))
 
 
-def support_mask(model: nn.Module, optimizer: DessiLBI) -> Mask:
-    """The support of Gamma as it is now, under the model's names."""
-    names = {id(p): name for name, p in model.named_parameters()}
-    return Mask({names[id(p)]: optimizer.support(p) for _, p in optimizer.twins()})
-
-
 def evaluate_sparse(
     model: nn.Module, optimizer: DessiLBI, split: Split, train: Split
 ) -> tuple[Score, Score]:
@@ -72,7 +66,7 @@ def evaluate_sparse(
 
     Statistics are recalibrated on the first training images and given back afterwards.
     """
-    with project(model, support_mask(model, optimizer)):
+    with project(model, optimizer.mask(model)):
         return evaluate(model, split), evaluate_recalibrated(model, split, train)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from dessilbi.optim._native import KernelBuildError, library
+from dessilbi.optim.native import KernelBuildError, library
 
 if TYPE_CHECKING:
     from collections.abc import Collection

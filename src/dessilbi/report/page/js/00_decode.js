@@ -48,7 +48,7 @@ function decodePath(path, bytes) {
   }
   path.overlap.matrix = unpack(path.overlap.matrix, bytes);
   path.rows = path.entry.length;
-  path.marks = path.epochs.length;
+  path.snapshots = path.epochs.length;
   path.layerOf = new Uint16Array(path.rows);
   path.layers.forEach((layer, i) => {
     layer.index = i;

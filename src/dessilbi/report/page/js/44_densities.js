@@ -4,7 +4,7 @@ function layerDensities() {
   const one = run();
   if (one.path) {
     const at = one.path.densities[markAt(one.path.epochs)];
-    const end = one.path.densities[one.path.marks - 1];
+    const end = one.path.densities[one.path.snapshots - 1];
     return one.path.layers.map((found, i) => ({ name: found.short, now: at[i], end: end[i], numel: found.numel }));
   }
   const at = markAt(one.records.epoch);

@@ -1,4 +1,4 @@
-"""Build and load a C++ kernel: two seconds on first use, then cached.
+"""The C++ kernel of the fused step: built in two seconds on first use, then cached.
 
 A plain C interface and no torch headers, so that any C++17 compiler does it quickly and one build
 serves every version of torch. torch.compile needs the same compiler on CPU, takes longer and gives
@@ -43,26 +43,16 @@ def library() -> ctypes.CDLL:
     return lib
 
 
-def load_kernel(*sources: Path, flags: tuple[str, ...] = (), fma: bool = False) -> ctypes.CDLL:
-    """The library made of source files; built on the first call on this machine.
-
-    Args:
-        sources: C++ with a plain C interface; headers, too, which the others include.
-        flags: for the compiler, beside :data:`FLAGS`.
-        fma: whether all that is multiplied and added at once must be. Tuned for some of AMD's
-            processors GCC does not where few sums are made at a time, and a sum would depend on
-            how many are made beside it.
-    """
-    compiler = _compiler()
+def load_kernel(source: Path) -> ctypes.CDLL:
+    """The library made of a C++ file with a plain C interface; built once on this machine."""
     tuned = "-mcpu=native" if platform.machine() in {"arm64", "aarch64"} else "-march=native"
-    version = _output([*compiler, "--version"])
-    always = ["--param=avoid-fma-max-bits=0"] if fma and "clang" not in version else []
-    options = [*compiler, *FLAGS, *flags, *always, tuned]
-    command = [*options, *(str(source) for source in sources if source.suffix != ".h")]
+    compiler = _compiler()
+    options = [*compiler, *FLAGS, tuned]
+    command = [*options, str(source)]
     # A home directory may be shared by machines with different processors and compilers.
-    texts = [source.read_text() for source in sources]
-    key = "\n".join([*texts, *options, version, _processor()])
-    name = f"{sources[0].stem}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
+    version = _output([*compiler, "--version"])
+    key = "\n".join([source.read_text(), *options, version, _processor()])
+    name = f"{source.stem}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
     with contextlib.suppress(OSError):
         return _load(cache_dir("kernels") / name, command)
     # Built for this process alone: in a folder that all users share, whoever knows its name could

@@ -1,4 +1,4 @@
-"""What is kept of a marked epoch, beside its support."""
+"""What is kept of a recorded epoch, beside its support."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Mark:
-    """One marked epoch; arrays have one entry a layer unless said otherwise."""
+class Snapshot:
+    """One recorded epoch; arrays have one entry a layer unless said otherwise."""
 
     epoch: int
     step: int
@@ -33,27 +33,27 @@ class Mark:
     """Of W, Gamma and V: 3 x rows of all layers."""
 
 
-def marks_to_arrays(
-    marks: Sequence[Mark], layers: Sequence[Layer]
+def snapshots_to_arrays(
+    snapshots: Sequence[Snapshot], layers: Sequence[Layer]
 ) -> dict[str, NDArray[np.generic]]:
     """What a file keeps of the marks."""
     n, rows = len(layers), sum(layer.rows for layer in layers)
     return {
-        "epoch": np.array([m.epoch for m in marks], dtype=np.int64),
-        "step": np.array([m.step for m in marks], dtype=np.int64),
-        "loss": np.array([m.loss for m in marks], dtype=np.float64),
-        "counts": np.array([m.counts for m in marks], dtype=np.int64).reshape(-1, n),
-        "gap": np.array([m.gap for m in marks], dtype=np.float64).reshape(-1, n),
-        "coupling": np.array([m.coupling for m in marks], dtype=np.float64).reshape(-1, n),
-        "norms": np.array([m.norms for m in marks], dtype=np.float32).reshape(-1, 3, rows),
+        "epoch": np.array([m.epoch for m in snapshots], dtype=np.int64),
+        "step": np.array([m.step for m in snapshots], dtype=np.int64),
+        "loss": np.array([m.loss for m in snapshots], dtype=np.float64),
+        "counts": np.array([m.counts for m in snapshots], dtype=np.int64).reshape(-1, n),
+        "gap": np.array([m.gap for m in snapshots], dtype=np.float64).reshape(-1, n),
+        "coupling": np.array([m.coupling for m in snapshots], dtype=np.float64).reshape(-1, n),
+        "norms": np.array([m.norms for m in snapshots], dtype=np.float32).reshape(-1, 3, rows),
     }
 
 
-def marks_from_arrays(arrays: dict[str, NDArray[Any]]) -> list[Mark]:
-    """The inverse of :func:`marks_to_arrays`."""
+def snapshots_from_arrays(arrays: dict[str, NDArray[Any]]) -> list[Snapshot]:
+    """The inverse of :func:`snapshots_to_arrays`."""
     columns = [arrays[name] for name in ("epoch", "step", "loss")]
     columns += [arrays[name] for name in ("counts", "gap", "coupling", "norms")]
     return [
-        Mark(int(epoch), int(step), float(loss), counts, gap, coupling, norms)
+        Snapshot(int(epoch), int(step), float(loss), counts, gap, coupling, norms)
         for epoch, step, loss, counts, gap, coupling, norms in zip(*columns, strict=True)
     ]
