@@ -381,12 +381,12 @@ def test_autocast_sees_the_weights_that_are_in_place() -> None:
 def test_the_path_gives_the_trained_subnetworks(tmp_path: Path) -> None:
     net, opt = make()
     nested = by_weight(net, opt, 40, {"freeze_ranking_at": 0.5, "ramp_end": 0.2})
-    recorder = PathRecorder(net, opt)
+    recorder = PathRecorder(net, opt, nested=nested)
     assert nested.budget_ranks is None
     assert nested.dependents is None
     assert recorder.path.default_order == "magnitude"
     train(net, opt, nested, 0, 40)
-    recorder.record(1, levels=nested.budget_ranks)
+    recorder.record(1)
     recorder.path.save(tmp_path / "path.safetensors")
     for path in (recorder.path, SolutionPath.load(tmp_path / "path.safetensors")):
         assert path.default_order == "nested"

@@ -1,4 +1,4 @@
-// One DessiLBI step for many tensors, each weight read and written once; and subnetworks by level.
+// One DessiLBI step for many tensors, each weight read and written once.
 //
 // A tensor is seen as memory [outer][groups][inner]: any dense layout of a tensor whose groups are the
 // slices along one dimension. Gamma is never stored: the norm of a group of V_k is taken just before its
@@ -198,16 +198,6 @@ void step_groups(const TensorView &t, int64_t begin, int64_t end, const Coeffici
     }
 }
 
-// out = x where a weight's level is at most `level`, else 0; `inside` (or null) is told which.
-template <typename T>
-void keep(const T *x, const uint8_t *__restrict levels, int64_t level, T *out, uint8_t *inside, int64_t n) {
-    const uint8_t highest = uint8_t(level);
-#pragma omp simd
-    for (int64_t i = 0; i < n; ++i) out[i] = select(-Word<T>(levels[i] <= highest), x[i], T(0));
-    if (inside)
-        for (int64_t i = 0; i < n; ++i) inside[i] = levels[i] <= highest;
-}
-
 struct Task {
     const TensorView *tensor;
     int64_t begin, end;
@@ -262,14 +252,6 @@ void dessilbi_step_f32(const TensorView *tensors, int64_t count, const Options *
 
 void dessilbi_step_f64(const TensorView *tensors, int64_t count, const Options *options, int64_t threads) {
     step<double>(tensors, count, *options, threads);
-}
-
-void dessilbi_keep_f32(const float *x, const uint8_t *levels, int64_t level, float *out, uint8_t *inside, int64_t n) {
-    keep(x, levels, level, out, inside, n);
-}
-
-void dessilbi_keep_f64(const double *x, const uint8_t *levels, int64_t level, double *out, uint8_t *inside, int64_t n) {
-    keep(x, levels, level, out, inside, n);
 }
 
 }  // extern "C"

@@ -36,10 +36,6 @@ def library() -> ctypes.CDLL:
     for function in (lib.dessilbi_step_f32, lib.dessilbi_step_f64):
         function.restype = None
         function.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64]
-    for function in (lib.dessilbi_keep_f32, lib.dessilbi_keep_f64):
-        pointer, integer = ctypes.c_void_p, ctypes.c_int64
-        function.restype = None
-        function.argtypes = [pointer, pointer, integer, pointer, pointer, integer]
     return lib
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -142,18 +141,14 @@ class PathRecorder:
     # ------------------------------------------------------------------ every epoch
 
     @torch.no_grad()
-    def record(  # noqa: D417
-        self, epoch: int, loss: float | None = None, levels: Any = None, followers: Any = None
-    ) -> None:
+    def record(self, epoch: int, loss: float | None = None) -> None:
         """Keep an epoch: support, norms, densities, coupling gap and loss as they are now.
 
         Args:
             epoch: larger than the last one recorded; 0 is before training.
             loss: the training loss L(W), for :meth:`SolutionPath.augmented_loss`.
         """
-        path, nested = self.path, self._nested
-        if levels is not None or followers is not None:
-            nested = cast("Any", SimpleNamespace(budget_ranks=levels, dependents=followers))
+        path = self.path
         if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
             raise ValueError(f"epoch must be an integer >= 0, got {epoch!r}")
         if path.snapshots and epoch <= path.snapshots[-1].epoch:
@@ -180,7 +175,7 @@ class PathRecorder:
                 norms=np.concatenate([m.norms for m in measured], axis=1),
             )
         )
-        path.ranking = make_ranking(path.layers, measured, nested)
+        path.ranking = make_ranking(path.layers, measured, self._nested)
 
 
 def _check_same_layers(recorded: tuple[Layer, ...], present: tuple[Layer, ...]) -> None:

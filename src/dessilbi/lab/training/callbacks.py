@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -119,13 +119,6 @@ class Companions:
         value = loss(output)
         torch.autograd.backward(value if weight == 1 else value * weight)
         return output, value
-
-    @property
-    def recorded(self) -> dict[str, Any]:
-        """The ranking of nested training, for the recorder."""
-        if self.nested is None:
-            return {}
-        return {"levels": self.nested.budget_ranks, "followers": self.nested.dependents}
 
     def tensors(self) -> dict[str, Tensor]:
         """Their state, for a checkpoint."""

@@ -252,13 +252,15 @@ class Trainer:
         if not any(True for _ in self.optimizer.twins()):
             return
         if not resumed:
-            self.recorder = PathRecorder(self.model, self.optimizer)
+            self.recorder = PathRecorder(self.model, self.optimizer, nested=self.companions.nested)
             self.recorder.record(0)
         else:
             try:
                 path = SolutionPath.load(self.run.path / PATH)
                 path = path.truncated(step=self.position.path_step, epoch=self.position.epoch)
-                self.recorder = PathRecorder(self.model, self.optimizer, path)
+                self.recorder = PathRecorder(
+                    self.model, self.optimizer, path, nested=self.companions.nested
+                )
             except (OSError, ValueError) as error:
                 raise RunError(
                     f"cannot continue the path of {self.run.path} ({error}); "
@@ -388,7 +390,7 @@ class Trainer:
         position.next_epoch()
         if self.recorder is not None:
             loss = metrics["train_loss"]
-            self.recorder.record(position.epoch, loss=loss, **self.companions.recorded)
+            self.recorder.record(position.epoch, loss=loss)
             if self.config.stop.when_stable:
                 support = self.recorder.path.support(position.epoch)
                 position.settled = self.rule.update(support)
