@@ -43,7 +43,7 @@ def test_the_blocks_run_in_order(
         exec(compile(block, str(README), "exec"), names)
         names |= {"epoch": 2, "loss": 0.5}
     assert capsys.readouterr().out.count("of the weights are in Gamma") == 2
-    assert set(names["mask"]) == {"conv.weight", "fc1.weight", "head.weight"}
+    assert set(names["support"]) == {"conv.weight", "fc1.weight", "head.weight"}
     assert seen == [model]
     assert (tmp_path / "path.safetensors").stat().st_size > 0
 

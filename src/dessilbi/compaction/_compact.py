@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
     from dessilbi.graph.channels import Kept
     from dessilbi.graph.compare import Difference
-    from dessilbi.path.mask import MaskLike
 
 BATCHES = (1, 128)
 """Batch sizes whose latency is measured."""
@@ -77,7 +76,7 @@ class Compact:
 
 def compact(
     model: nn.Module,
-    mask: MaskLike,
+    mask: Mapping[str, Tensor],
     example_input: Any,
     *,
     inputs: Iterable[Any] = (),
@@ -177,7 +176,7 @@ def compact(
     return Compact(small, report, final.plan)
 
 
-def masked_copy(model: nn.Module, mask: MaskLike) -> nn.Module:
+def masked_copy(model: nn.Module, mask: Mapping[str, Tensor]) -> nn.Module:
     """A copy in evaluation mode whose weights off the mask are zero, as ``project`` makes them."""
     Mask.of(mask).check(model)
     own = deepcopy(model).eval()

@@ -110,5 +110,5 @@ def make_layers(
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
     """An error message for a name that does not exist, with the nearest one that does."""
     known = list(known)
-    hint = did_you_mean(name, known, otherwise=f"; known: {', '.join(known) or 'none'}")
+    hint = did_you_mean(str(name), known, otherwise=f"; known: {', '.join(known) or 'none'}")
     return f"unknown {what} {name!r}{hint}"

@@ -19,7 +19,7 @@ from .layers import unknown
 from .names import weights_with_twin
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
     from typing import Literal
 
@@ -31,7 +31,7 @@ most_weights = _mask_make.most_weights
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Mask:
+class Mask(Mapping[str, torch.Tensor]):
     """Boolean tensors by parameter name, True where a weight is kept.
 
     Parameters that a mask does not name are not masked. Tensors are copied to the CPU and must not
@@ -55,7 +55,7 @@ class Mask:
         object.__setattr__(self, "tensors", MappingProxyType(copies))
 
     @classmethod
-    def of(cls, mask: MaskLike) -> Mask:
+    def of(cls, mask: Mapping[str, Tensor]) -> Mask:
         """A mask as it is, or made of boolean tensors by name, such as ``opt.mask()``."""
         return mask if isinstance(mask, Mask) else cls(mask)
 
@@ -94,6 +94,12 @@ class Mask:
         if name not in self.tensors:
             raise KeyError(unknown("parameter", name, self.tensors))
         return self.tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tensors)
+
+    def __len__(self) -> int:
+        return len(self.tensors)
 
     def __repr__(self) -> str:
         return f"Mask({len(self.tensors)} tensors, {self.kept} of {self.total} weights kept)"
@@ -226,10 +232,6 @@ class Mask:
                 f"{file} is damaged: its parts do not fit together ({error!r})"
             ) from error
         return cls(tensors)
-
-
-MaskLike = Mask | Mapping[str, torch.Tensor]
-"""What is taken where a mask is asked for."""
 
 
 def _check_shapes(

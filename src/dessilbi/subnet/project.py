@@ -13,16 +13,14 @@ from dessilbi.path.mask import Mask
 from .batchnorm import copy_statistics, restore_statistics
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-    from dessilbi.path.mask import MaskLike
-
 
 @contextmanager
-def project(model: nn.Module, mask: MaskLike) -> Iterator[nn.Module]:
+def project(model: nn.Module, mask: Mapping[str, Tensor]) -> Iterator[nn.Module]:
     """Within the context every weight off the mask is zero; afterwards the dense weights are back.
 
     They come back bit for bit, also when the body raises, and the running statistics of BatchNorm
@@ -65,7 +63,7 @@ class HeldMask:
         optimizer: the optimizer that trains the model.
     """
 
-    def __init__(self, model: nn.Module, mask: MaskLike, optimizer: Optimizer) -> None:
+    def __init__(self, model: nn.Module, mask: Mapping[str, Tensor], optimizer: Optimizer) -> None:
         self._kept = masked_weights(model, mask)
         self._handle = optimizer.register_step_post_hook(lambda *_: self.apply())
         self.apply()
@@ -85,7 +83,7 @@ class HeldMask:
         self.close()
 
 
-def masked_weights(model: nn.Module, mask: MaskLike) -> list[tuple[Tensor, Tensor]]:
+def masked_weights(model: nn.Module, mask: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
     """The masked parameters of a model, each with its mask."""
     mask = Mask.of(mask)
     mask.check(model)
