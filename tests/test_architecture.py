@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -97,6 +98,81 @@ def test_imports_point_downwards(room: str) -> None:
         if room_of(module.removeprefix("dessilbi.")) == room:
             found[module] = upward(file.read_text(), module)
     assert {module: up for module, up in found.items() if up} == {}
+
+
+def private(source: str, module: str) -> set[str]:
+    """Imports of what another room keeps to itself: modules and names that begin with ``_``."""
+    room = room_of(module.removeprefix("dessilbi."))
+    names = {name.removeprefix("dessilbi.") for name in imported(source, module)}
+    return {
+        name
+        for name in names
+        if room_of(name) not in {room, *GROUND}
+        and any(part.startswith("_") and not part.startswith("__") for part in name.split("."))
+    }
+
+
+def by_string(source: str, module: str) -> set[str]:
+    """Modules of other rooms that a source text names in strings, as for ``import_module``."""
+    strings = [node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant)]
+    names = {one for one in strings if isinstance(one, str)}
+    names = {name for name in names if re.fullmatch(r"(dessilbi|\.)\.[\w.]*", name)}
+    room = room_of(module.removeprefix("dessilbi."))
+    return {name for name in names if room_of(name.removeprefix("dessilbi.")) != room}
+
+
+def test_rooms_keep_their_private_modules_to_themselves() -> None:
+    files = {module_of(file): file.read_text() for file in ROOT.rglob("*.py")}
+    found = {module: private(text, module) for module, text in files.items()}
+    assert {module: names for module, names in found.items() if names} == {}
+
+
+def test_modules_are_imported_by_import() -> None:
+    """A string would hide from the tests above; the lazy names of the package are all there is."""
+    files = {module_of(file): file.read_text() for file in ROOT.rglob("*.py")}
+    found = {module: by_string(text, module) for module, text in files.items()}
+    assert {module for module, names in found.items() if names} == {"dessilbi.__init__"}
+
+
+@pytest.mark.parametrize(
+    ("module", "line"),
+    [
+        ("dessilbi.path.recorder", "from dessilbi.optim._step import Item"),
+        ("dessilbi.path.recorder", "from dessilbi.optim import _step"),
+        ("dessilbi.path.recorder", "import dessilbi.optim._step"),
+        ("dessilbi.path.recorder", "from ..optim._step import Item"),
+        ("dessilbi.lab.run.files", "from ..data._cache import read"),
+        ("dessilbi.subnet.project", "from dessilbi.path.mask import _check_shapes"),
+    ],
+)
+def test_a_private_import_would_be_noticed(module: str, line: str) -> None:
+    assert private(line, module)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import_module('dessilbi.nested.widths')",
+        "importlib.import_module('..nested', __package__)",
+        "import_module(f'dessilbi.{room}')",
+        "HOME = {'compact': 'dessilbi.compaction'}",
+        "__import__('dessilbi.lab.run')",
+    ],
+)
+def test_an_import_by_string_would_be_noticed(line: str) -> None:
+    assert by_string(line, "dessilbi.optim.ties")
+
+
+@pytest.mark.parametrize(
+    ("module", "line"),
+    [
+        ("dessilbi.path.recorder", "from ._events import Events"),
+        ("dessilbi.path.recorder", "from dessilbi._disk import write_whole"),
+        ("dessilbi.cli", "from dessilbi import __version__"),
+    ],
+)
+def test_what_is_private_may_be_used_at_home(module: str, line: str) -> None:
+    assert private(line, module) == set()
 
 
 def test_every_module_has_a_room() -> None:
