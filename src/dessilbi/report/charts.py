@@ -219,8 +219,8 @@ def _dynamics(runs: Sequence[RunData]) -> Iterator[Chart]:
             x = (run.lyapunov.step * (run.done / steps)).tolist()
             lyapunov.append(Series(run.name, i, x, run.lyapunov.F.tolist(), colour))
     for title, found in (
-        ("coupling gap ‖W - Γ‖", gap),
-        ("augmented loss L + ‖W - Γ‖² / 2nu", augmented),
+        ("coupling gap ‖W − Γ‖", gap),  # noqa: RUF001
+        ("augmented loss L + ‖W − Γ‖² / 2ν", augmented),  # noqa: RUF001
         ("Lyapunov value F", lyapunov),
     ):
         yield Chart(title, title, found, log="y", floor=0)

@@ -6,7 +6,7 @@ import shlex
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from dessilbi.lab.run.files import CONFIG
+from dessilbi.lab.run.files import CONFIG, ENVIRONMENT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -122,16 +122,28 @@ def compacts_table(compacts: Sequence[CompactRecord]) -> str:
 
 
 def config_table(runs: Sequence[RunData]) -> str:
-    """Every number of the configurations; where runs differ the row is marked."""
-    flat = [dict(_flat(run.config)) for run in runs]
-    names = list(dict.fromkeys(name for one in flat for name in one))
-    rows = []
-    for name in names:
-        values = [one.get(name, "") for one in flat]
-        mark = "differs: " if len(set(values)) > 1 else ""
-        rows.append((mark + name, *values))
+    """Every number of the configurations; those in which runs differ are marked, and first."""
+    rows = [
+        ("differs: " + name if len(set(values)) > 1 else name, *values)
+        for name, *values in _beside([run.config for run in runs])
+    ]
     rows.sort(key=lambda row: not row[0].startswith("differs: "))
     return table(("option", *(run.name for run in runs)), rows)
+
+
+def environment_table(runs: Sequence[RunData]) -> str:
+    """What the runs were made on."""
+    rows = _beside([{k: v for k, v in r.environment.items() if k != "command"} for r in runs])
+    if not rows:
+        return f"<p>The run directory has no {ENVIRONMENT}.</p>"
+    return table(("", *(run.name for run in runs)), rows)
+
+
+def _beside(values: Iterable[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """Rows of a name and what it is in each."""
+    flat = [dict(_flat(one)) for one in values]
+    names = dict.fromkeys(name for one in flat for name in one)
+    return [(name, *(one.get(name, "") for one in flat)) for name in names]
 
 
 def _flat(values: dict[str, Any], start: str = "") -> Iterable[tuple[str, str]]:
@@ -144,27 +156,13 @@ def _flat(values: dict[str, Any], start: str = "") -> Iterable[tuple[str, str]]:
             yield f"{start}{name}", "none" if value is None else str(value)
 
 
-def environment_table(runs: Sequence[RunData]) -> str:
-    """What the runs were made on."""
-    flat = [
-        dict(_flat({k: v for k, v in run.environment.items() if k != "command"})) for run in runs
-    ]
-    names = list(dict.fromkeys(name for one in flat for name in one))
-    rows = [(name, *(one.get(name, "") for one in flat)) for name in names]
-    if not rows:
-        return "<p>The run directory has no environment.json.</p>"
-    return table(("", *(run.name for run in runs)), rows)
-
-
 def commands(run: RunData) -> str:
     """How to make the run again, from the folder that the report was made in."""
     lines = []
     recorded = run.environment.get("command")
     if isinstance(recorded, list) and recorded:
         lines.append(f"{shlex.join(map(str, recorded))}    # as it was given")
-    if (
-        run.fixed_mask is None
-    ):  # a subnetwork also takes mask and weights from the run it was found in
+    if run.fixed_mask is None:  # a subnetwork also needs the mask and weights it was given
         # Neither "." nor a link has the run's name, and so not its parent either.
         folder = run.folder if run.folder.name == run.name else run.folder.resolve()
         options = [str(folder / CONFIG), "--runs", str(folder.parent)]

@@ -25,6 +25,12 @@ function tell() {
   for (const listener of listeners) listener(what);
 }
 
+function element(kind, properties = {}, ...children) {
+  const made = Object.assign(document.createElement(kind), properties);
+  made.append(...children);
+  return made;
+}
+
 const run = () => report.runs[state.run];
 const path = () => run().path;
 const layer = () => path().layers[state.layer];

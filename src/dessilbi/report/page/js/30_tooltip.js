@@ -4,13 +4,10 @@ const tooltip = {
   element: null,
 
   make() {
-    this.element = document.createElement("div");
-    this.element.className = "tooltip";
-    this.element.setAttribute("role", "status");
-    this.title = document.createElement("strong");
-    this.body = document.createElement("div");
-    this.pictures = document.createElement("canvas");
-    this.element.append(this.title, this.body, this.pictures);
+    this.title = element("strong");
+    this.body = element("div");
+    this.pictures = element("canvas");
+    this.element = element("div", { className: "tooltip", role: "status" }, this.title, this.body, this.pictures);
     document.body.append(this.element);
   },
 
@@ -41,10 +38,8 @@ const tooltip = {
     canvas.style.width = `${2 * size + 8}px`;
     const ctx = canvas.getContext("2d");
     ctx.scale(ratio, ratio);
-    ctx.fillStyle = colours.muted;
-    ctx.font = `11px ${colours.font}`;
     ["W", "Gamma"].forEach((what, i) => {
-      ctx.fillText(i ? "Γ" : `W, epoch ${kept.epoch}`, i * (size + 8), 10);
+      write(ctx, i ? "Γ" : `W, epoch ${kept.epoch}`, i * (size + 8), 10, { base: "alphabetic" });
       drawFilter(ctx, atlas(kept, found, what), unit - found.start, i * (size + 8), 15, size);
     });
   },

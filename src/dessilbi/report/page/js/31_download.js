@@ -1,9 +1,7 @@
 // Panels as files.
 
 function save(blob, name) {
-  const link = document.createElement("a");
-  link.href = URL.createObjectURL(blob);
-  link.download = name;
+  const link = element("a", { href: URL.createObjectURL(blob), download: name });
   document.body.append(link);
   link.click();
   link.remove();
@@ -25,16 +23,12 @@ function saveTable(rows, name) {
 function savePicture(panel, name) {
   const scale = 2;
   const top = 34;
-  const canvas = document.createElement("canvas");
-  canvas.width = panel.width * scale;
-  canvas.height = (panel.height + top) * scale;
+  const canvas = element("canvas", { width: panel.width * scale, height: (panel.height + top) * scale });
   const ctx = canvas.getContext("2d");
   ctx.scale(scale, scale);
   ctx.fillStyle = colours.paper;
   ctx.fillRect(0, 0, panel.width, panel.height + top);
-  ctx.fillStyle = colours.ink;
-  ctx.font = `600 15px ${colours.font}`;
-  ctx.fillText(panel.title, 8, 22);
+  write(ctx, panel.title, 8, 22, { base: "alphabetic", colour: colours.ink, font: "600 15px" });
   ctx.translate(0, top);
   panel.paint(ctx, "base");
   panel.paint(ctx, "overlay");

@@ -17,75 +17,45 @@ class Panel {
     this.log = figure.dataset.log === "2";
     this.zoom = false;
     this.options = {};
-    this.tools();
-    this.readout = this.append("p", "readout");
-    this.legend = this.append("div", "legend");
-    this.plot = this.append("div", "plot");
-    this.base = this.canvas("picture");
-    this.overlay = this.canvas("presentation");
-    this.base.setAttribute("aria-label", this.title);
+    this.readout = element("p", { className: "readout" });
+    this.legend = element("div", { className: "legend" });
+    this.base = element("canvas", { role: "img", ariaLabel: this.title });
+    this.overlay = element("canvas", { role: "presentation" });
+    this.plot = element("div", { className: "plot" }, this.base, this.overlay);
     this.plot.addEventListener("pointermove", (event) => this.hover(event));
     this.plot.addEventListener("pointerleave", () => tooltip.hide());
     this.plot.addEventListener("click", (event) => this.click(event));
+    figure.append(element("div", { className: "tools" }, ...this.tools()), this.readout, this.legend, this.plot);
     new ResizeObserver(() => this.resize()).observe(this.plot);
   }
 
-  append(kind, name) {
-    const element = document.createElement(kind);
-    element.className = name;
-    this.figure.append(element);
-    return element;
-  }
-
-  canvas(role) {
-    const canvas = document.createElement("canvas");
-    canvas.setAttribute("role", role === "picture" ? "img" : role);
-    this.plot.append(canvas);
-    return canvas;
-  }
-
   tools() {
-    const bar = this.append("div", "tools");
-    const button = (text, words, action) => {
-      const made = document.createElement("button");
-      made.type = "button";
-      made.textContent = text;
-      made.setAttribute("aria-label", words);
-      made.addEventListener("click", action);
-      bar.append(made);
-    };
-    for (const choice of this.spec.choices || []) bar.append(this.choice(choice));
-    if (this.figure.dataset.log !== "0") bar.append(this.box("log", "log axis"));
-    if (this.spec.zoom) bar.append(this.box("zoom", this.spec.zoom));
-    button("PNG", `${this.title}: save as PNG`, () => savePicture(this, this.file()));
-    button("CSV", `${this.title}: save as CSV`, () => saveTable(this.spec.csv(this), this.file()));
+    const button = (kind, onclick) => element("button", { type: "button", ariaLabel: `${this.title}: save as ${kind}`, onclick }, kind);
+    return [
+      ...(this.spec.choices || []).map((choice) => this.choice(choice)),
+      ...(this.figure.dataset.log !== "0" ? [this.box("log", "log axis")] : []),
+      ...(this.spec.zoom ? [this.box("zoom", this.spec.zoom)] : []),
+      button("PNG", () => savePicture(this, this.file())),
+      button("CSV", () => saveTable(this.spec.csv(this), this.file())),
+    ];
   }
 
   box(name, words) {
-    const label = document.createElement("label");
-    const box = document.createElement("input");
-    box.type = "checkbox";
-    box.name = name;
-    box.checked = this[name];
-    box.addEventListener("change", () => {
-      this[name] = box.checked;
+    const onchange = (event) => {
+      this[name] = event.target.checked;
       this.draw();
-    });
-    label.append(box, words);
-    return label;
+    };
+    return element("label", {}, element("input", { type: "checkbox", name, checked: this[name], onchange }), words);
   }
 
   choice({ name, label, options }) {
-    const select = document.createElement("select");
-    select.setAttribute("aria-label", `${this.title}: ${label}`);
-    select.name = name;
-    for (const [value, text] of options) select.append(new Option(text, value));
     this.options[name] = options[0][0];
-    select.addEventListener("change", () => {
-      this.options[name] = select.value;
+    const onchange = (event) => {
+      this.options[name] = event.target.value;
       this.draw();
-    });
-    return select;
+    };
+    const entries = options.map(([value, text]) => new Option(text, value));
+    return element("select", { name, ariaLabel: `${this.title}: ${label}`, onchange }, ...entries);
   }
 
   file() {
@@ -143,12 +113,10 @@ class Panel {
     const entries = this.spec.legend ? this.spec.legend(this) : [];
     this.legend.replaceChildren(
       ...entries.map(({ label, colour, dash, mark }) => {
-        const item = document.createElement("span");
-        const swatch = document.createElement("i");
+        const line = !dash || !dash.length ? "solid" : dash[0] > 2 ? "dashed" : "dotted";
+        const swatch = element("i", { className: mark && mark !== "dot" ? mark : line });
         swatch.style.color = colour;
-        swatch.className = mark && mark !== "dot" ? mark : !dash || !dash.length ? "solid" : dash[0] > 2 ? "dashed" : "dotted";
-        item.append(swatch, label);
-        return item;
+        return element("span", {}, swatch, label);
       })
     );
   }

@@ -79,8 +79,7 @@ function dot(ctx, px, py, radius, colour, filled = true) {
 
 // An image off screen, from the colour of each pixel as one number (see `packed`).
 function pixelImage(width, height, colourAt) {
-  const canvas = document.createElement("canvas");
-  [canvas.width, canvas.height] = [width, height];
+  const canvas = element("canvas", { width, height });
   const ctx = canvas.getContext("2d");
   const image = ctx.createImageData(width, height);
   const pixels = new Uint32Array(image.data.buffer);

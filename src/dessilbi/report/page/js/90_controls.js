@@ -2,24 +2,20 @@
 
 const controls = {
   make() {
-    this.bar = document.getElementById("controls");
-    this.epoch = document.getElementById("epoch");
-    this.epochOut = document.getElementById("epoch-out");
-    this.run = document.getElementById("run");
-    this.layer = document.getElementById("layer");
-    this.unit = document.getElementById("unit");
-    this.play = document.getElementById("play");
+    for (const name of ["controls", "epoch", "epoch-out", "run", "layer", "unit", "play", "theme"]) {
+      this[name] = document.getElementById(name);
+    }
     this.epoch.max = report.epochs.length - 1;
-    this.epoch.addEventListener("input", () => change({ epoch: report.epochs[+this.epoch.value] }));
-    report.runs.forEach((one, i) => this.run.append(new Option(one.name, i)));
+    this.epoch.oninput = () => change({ epoch: report.epochs[+this.epoch.value] });
+    this.run.append(...report.runs.map((one, i) => new Option(one.name, i)));
     this.run.closest("label").hidden = report.runs.length < 2;
-    this.run.addEventListener("change", () => chooseRun(+this.run.value));
-    this.layer.addEventListener("change", () => change({ layer: +this.layer.value, unit: null }));
-    this.unit.addEventListener("change", () => change({ unit: this.unit.value === "" ? null : +this.unit.value }));
-    this.play.addEventListener("click", () => this.toggle());
-    document.getElementById("theme").addEventListener("click", toggleTheme);
+    this.run.onchange = () => chooseRun(+this.run.value);
+    this.layer.onchange = () => change({ layer: +this.layer.value, unit: null });
+    this.unit.onchange = () => change({ unit: this.unit.value === "" ? null : +this.unit.value });
+    this.play.onclick = () => (this.timer ? this.stop() : this.start());
+    this.theme.onclick = toggleTheme;
     document.addEventListener("keydown", (event) => this.key(event));
-    this.bar.hidden = false;
+    this.controls.hidden = false;
   },
 
   // Arrow keys move the epoch from anywhere but a field that needs them itself.
@@ -37,24 +33,20 @@ const controls = {
     if (at >= 0 && at < report.epochs.length) change({ epoch: report.epochs[at] });
   },
 
-  toggle() {
-    if (this.timer) return this.stop();
-    if (state.epoch === report.epochs[report.epochs.length - 1]) change({ epoch: report.epochs[0] });
-    this.play.textContent = "❚❚";
-    this.play.setAttribute("aria-label", "Pause");
-    const pause = Math.min(400, 8000 / report.epochs.length);
+  start() {
+    const last = report.epochs.at(-1);
+    if (state.epoch === last) change({ epoch: report.epochs[0] });
+    [this.play.textContent, this.play.ariaLabel] = ["❚❚", "Pause"];
     this.timer = setInterval(() => {
       this.move(1);
-      if (state.epoch === report.epochs[report.epochs.length - 1]) this.stop();
-    }, pause);
-    return undefined;
+      if (state.epoch === last) this.stop();
+    }, Math.min(400, 8000 / report.epochs.length));
   },
 
   stop() {
     clearInterval(this.timer);
     this.timer = null;
-    this.play.textContent = "▶";
-    this.play.setAttribute("aria-label", "Play through the epochs");
+    [this.play.textContent, this.play.ariaLabel] = ["▶", "Play through the epochs"];
   },
 
   update(what) {
@@ -68,7 +60,7 @@ const controls = {
     this.run.value = state.run;
     this.epoch.value = report.epochs.indexOf(state.epoch);
     this.epoch.setAttribute("aria-valuetext", `epoch ${state.epoch}`);
-    this.epochOut.textContent = state.epoch;
+    this["epoch-out"].textContent = state.epoch;
   },
 
   fillLayers() {
@@ -92,8 +84,11 @@ function chooseRun(i) {
 }
 
 function toggleTheme() {
-  const root = document.documentElement;
-  root.dataset.theme = colours.dark ? "light" : "dark";
+  document.documentElement.dataset.theme = colours.dark ? "light" : "dark";
+  recolour();
+}
+
+function recolour() {
   readColours();
   atlases.clear();
   changed.add("all");
@@ -117,25 +112,12 @@ function updateFigures() {
     "training loss": short(recordAt(one, "train_loss"), 3),
     "coupling gap": p ? short(p.gap[mark], 3) : null,
   };
-  const list = document.getElementById("figures");
-  list.replaceChildren(
-    ...Object.entries(values)
-      .filter(([, value]) => value !== null)
-      .map(([name, value]) => {
-        const item = document.createElement("div");
-        const [term, number] = [document.createElement("dt"), document.createElement("dd")];
-        [term.textContent, number.textContent] = [name, value];
-        item.append(term, number);
-        return item;
-      })
-  );
+  const items = Object.entries(values)
+    .filter(([, value]) => value !== null)
+    .map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value)));
+  document.getElementById("figures").replaceChildren(...items);
 }
 
 function updateSummary() {
-  const sentences = run().summary.map((text) => {
-    const p = document.createElement("p");
-    p.textContent = text;
-    return p;
-  });
-  document.getElementById("summary").replaceChildren(...sentences);
+  document.getElementById("summary").replaceChildren(...run().summary.map((text) => element("p", {}, text)));
 }

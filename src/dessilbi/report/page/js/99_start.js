@@ -41,12 +41,7 @@ async function start() {
       }
     }
   );
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
-    readColours();
-    atlases.clear();
-    changed.add("all");
-    tell();
-  });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", recolour);
   changed.add("all");
   tell();
   // For tests, and for those who open the console.
