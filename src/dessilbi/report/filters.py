@@ -17,10 +17,10 @@ NEVER = -1
 
 @dataclass(frozen=True)
 class Filters:
-    """Arrays over all rows of all layers; ``marks`` is the number of marked epochs."""
+    """Arrays over all rows of all layers, by snapshot and row."""
 
     W: NDArray[np.float32]
-    """Norms, marks x rows."""
+    """Norms, snapshots x rows."""
     Gamma: NDArray[np.float32]
     V: NDArray[np.float32]
     joint: NDArray[np.float32]
@@ -46,17 +46,17 @@ class Filters:
 
 def filters_of(path: SolutionPath) -> Filters:
     """What a path tells of its rows."""
-    norms = np.stack([mark.norms for mark in path.snapshots])
+    norms = np.stack([s.norms for s in path.snapshots])
     starts = np.cumsum([0, *(layer.rows for layer in path.layers)])
     inside = np.zeros((len(path.snapshots), int(starts[-1])), dtype=np.uint8)
-    for place in range(len(path.snapshots)):
-        bits = path.supports.at(place)
+    for index in range(len(path.snapshots)):
+        bits = path.supports.at(index)
         for layer, start in zip(path.layers, starts, strict=False):
-            inside[place, start : start + layer.rows] = _share(bits[layer.slice], layer)
+            inside[index, start : start + layer.rows] = _share(bits[layer.slice], layer)
     entry = np.full(int(starts[-1]), NEVER, dtype=np.int32)
     leaves = np.zeros(int(starts[-1]), dtype=np.int32)
     threshold = np.full(int(starts[-1]), np.nan, dtype=np.float32)
-    steps = np.array([mark.step for mark in path.snapshots], dtype=np.int32)
+    steps = np.array([s.step for s in path.snapshots], dtype=np.int32)
     for layer, start in zip(path.layers, starts, strict=False):
         rows = slice(int(start), int(start) + layer.rows)
         if not layer.exact:

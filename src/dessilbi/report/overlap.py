@@ -40,9 +40,9 @@ class _Support:
 
 def between_epochs(path: SolutionPath) -> Overlap:
     """Of every two marked epochs, or of some if there are too many."""
-    places = _places(path)
-    both = _shared([_support(path, place) for place in places], _sizes(path))
-    epochs = tuple(path.epochs[i] for i in places)
+    indices = _indices(path)
+    both = _shared([_support(path, i) for i in indices], _sizes(path))
+    epochs = tuple(path.epochs[i] for i in indices)
     return Overlap(epochs, _shares(both).astype(np.float32))
 
 
@@ -69,12 +69,12 @@ def between_runs(
     return result
 
 
-def _places(path: SolutionPath) -> list[int]:
-    marks = len(path.snapshots)
-    most = max(8, min(marks, LARGEST // max(path.groups, 1)))
-    if marks <= most:
-        return list(range(marks))
-    return [int(i) for i in np.unique(np.linspace(0, marks - 1, most).round())]
+def _indices(path: SolutionPath) -> list[int]:
+    snapshots = len(path.snapshots)
+    most = max(8, min(snapshots, LARGEST // max(path.groups, 1)))
+    if snapshots <= most:
+        return list(range(snapshots))
+    return [int(i) for i in np.unique(np.linspace(0, snapshots - 1, most).round())]
 
 
 def _sizes(path: SolutionPath) -> NDArray[np.float64]:
@@ -83,8 +83,8 @@ def _sizes(path: SolutionPath) -> NDArray[np.float64]:
     return np.concatenate([np.zeros(0), *parts])
 
 
-def _support(path: SolutionPath, place: int) -> _Support:
-    bits = path.supports.at(place)
+def _support(path: SolutionPath, index: int) -> _Support:
+    bits = path.supports.at(index)
     groups = [bits[layer.slice] for layer in path.layers if layer.exact]
     singles = [bits[layer.slice] for layer in path.layers if not layer.exact]
     none = np.zeros(0, dtype=np.bool_)

@@ -35,8 +35,8 @@ _ACROSS = 8
 
 def entry_epochs(path: SolutionPath, steps: NDArray[np.int32]) -> NDArray[np.float64]:
     """Steps as epochs and parts of them; NaN for never."""
-    marks = np.array([mark.step for mark in path.snapshots], dtype=np.float64)
-    epochs = np.interp(steps, marks, np.array(path.epochs, dtype=np.float64))
+    snapshots = np.array([s.step for s in path.snapshots], dtype=np.float64)
+    epochs = np.interp(steps, snapshots, np.array(path.epochs, dtype=np.float64))
     return np.where(steps == NEVER, np.nan, epochs)
 
 

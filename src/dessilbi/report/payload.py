@@ -76,7 +76,7 @@ def _path(run: RunData, path: SolutionPath, filters: Filters, packer: Packer) ->
     densities = [[path.density(e, layer.name) for layer in path.layers] for e in path.epochs]
     return {
         "epochs": list(path.epochs),
-        "steps": [mark.step for mark in path.snapshots],
+        "steps": [s.step for s in path.snapshots],
         "layers": [_layer(layer, filters, i) for i, layer in enumerate(path.layers)],
         "layer": path.layers.index(path.layer(best_layer(path))),
         "W": packer.add_scaled(filters.W, filters.starts),
