@@ -46,7 +46,7 @@ def test_training_goes_on_as_the_masked_model_would() -> None:
             off[list(small.plan.layers[name].rows)] = False
             model.get_parameter(f"{name}.bias").register_hook(lambda g, off=off: g * ~off)
             optimizer.state[model.get_parameter(f"{name}.bias")]["momentum_buffer"][off] = 0
-    moved = small.optimizer(model, optimizer)
+    moved = small.cut_optimizer(model, optimizer)
     steps(small.model, moved)
     steps(model, optimizer)
     held.close()
@@ -68,7 +68,7 @@ def test_v_and_momentum_and_thresholds_are_cut(kind: str | None) -> None:
     steps(model, optimizer)
     mask = filter_mask(model, 0.5)
     small = compact(model, mask, torch.zeros(1, 1, 8, 8).double(), latency=False)
-    moved = small.optimizer(model, optimizer)
+    moved = small.cut_optimizer(model, optimizer)
     assert isinstance(moved, DessiLBI)
     assert [name for name, _ in moved.twins()] == [name for name, _ in optimizer.twins()]
     cut = small.plan.layers["conv2"]
@@ -93,7 +93,7 @@ def test_adam_and_a_bias_that_holds_constants() -> None:
     keep[[1, 2]] = False
     small = compact(net, Mask({"0.weight": keep}), torch.zeros(2, 4).double(), latency=False)
     assert "2.bias" in dict(small.model.named_parameters())
-    moved = small.optimizer(net, optimizer)
+    moved = small.cut_optimizer(net, optimizer)
     names = [name for group in moved.param_groups for name in group["param_names"]]
     assert sorted(names) == sorted(dict(small.model.named_parameters()))
     weight = small.model.get_parameter("0.weight")
@@ -112,7 +112,7 @@ def test_tied_weights_are_one_parameter_by_any_name() -> None:
     small = compact(net, tied_mask(), x, latency=False)
     first = [next(iter(dict(m.named_parameters()))) for m in (net, small.model)]
     assert first == ["decode.weight", "embed.weight"]  # the networks name it differently
-    moved = small.optimizer(net, optimizer)
+    moved = small.cut_optimizer(net, optimizer)
     (group,) = moved.param_groups
     assert {id(p) for p in group["params"]} == {id(p) for p in small.model.parameters()}
     old, new = net.decode.weight, small.model.get_parameter("embed.weight")
@@ -124,8 +124,8 @@ def test_a_foreign_optimizer_and_odd_state_are_refused() -> None:
     model, other = lab_net("digits-net", 8, 1), nn.Linear(2, 2)
     small = compact(model, filter_mask(model, 0.5), torch.zeros(1, 1, 8, 8), latency=False)
     with pytest.raises(CompactError, match="no parameter of the model"):
-        small.optimizer(model, torch.optim.SGD(other.parameters()))
+        small.cut_optimizer(model, torch.optim.SGD(other.parameters()))
     optimizer = torch.optim.SGD(model.parameters())
     optimizer.state[model.get_parameter("conv1.weight")]["odd"] = torch.zeros(7)
     with pytest.raises(CompactError, match=r"'odd' of 'conv1\.weight' has shape"):
-        small.optimizer(model, optimizer)
+        small.cut_optimizer(model, optimizer)

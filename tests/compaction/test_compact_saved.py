@@ -98,7 +98,7 @@ def test_what_was_trained_since_is_saved(small: Compact, tmp_path: Path) -> None
 
 def test_the_plan_can_be_read(folder: Path, small: Compact) -> None:
     plan = json.loads((folder / "plan.json").read_text())
-    assert (plan["format"], plan["version"]) == ("dessilbi-compact", 1)
+    assert (plan["format"], plan["version"]) == ("dessilbi-compact", 2)
     assert plan["constructor"] == {"target": MAKE, "arguments": DIGITS}
     assert plan["plan"]["layers"]["conv1"]["kind"] == "convolution"
     assert plan["report"]["compact"]["parameters"] == small.report.compact.parameters
@@ -138,7 +138,8 @@ def change(folder: Path, **values: Any) -> None:
     ("values", "message"),
     [
         ({"format": "other"}, "not the plan of a compact model"),
-        ({"version": 2}, "of version 2; this dessilbi reads versions up to 1"),
+        ({"version": 1}, "written by dessilbi 0.1"),
+        ({"version": 3}, "of version 3; this dessilbi reads version 2"),
         ({"plan": {}}, "is damaged"),
         ({"weights": {"file": "model.safetensors", "crc32": 1}}, "checksum does not match"),
         ({"weights": {"file": "gone.safetensors", "crc32": 1}}, "missing or damaged"),

@@ -323,7 +323,7 @@ def test_a_difference_is_an_error_and_the_model_stays(monkeypatch: pytest.Monkey
     def wrong(self: object, kept: object) -> int:
         return 0
 
-    monkeypatch.setattr("dessilbi.graph.matrix_layers.Weighted._carrier", wrong)
+    monkeypatch.setattr("dessilbi.graph.matrix_layers.MatrixLayer._carrier", wrong)
     with pytest.raises(CompactError, match=r"compact model is not the masked model.*as it was"):
         quick(net, mask)
     assert all(torch.equal(t, before[name]) for name, t in net.state_dict().items())

@@ -197,7 +197,7 @@ def test_compact_removes_channels_of_the_stream() -> None:
     assert alive <= len(small.model.get_parameter("stem.weight")) <= alive + 1 < 8
     rows = {small.plan.layers[name.removesuffix(".weight")].rows for name in STREAM}
     assert len(rows) == 1
-    moved = small.optimizer(net, opt)
+    moved = small.cut_optimizer(net, opt)
     (together,) = (g for g in moved.param_groups if g["tied"])
     assert together["param_names"] == STREAM
     small.model(torch.randn(2, 3, 8, 8)).sum().backward()
@@ -212,7 +212,7 @@ def test_a_cut_that_parts_the_filters_unties_them() -> None:
     mask = Mask({"convs.3.weight": last})
     small = compact(net.eval(), mask, X, streams="scatter", latency=False)
     assert len(small.model.get_parameter("convs.3.weight")) == 6
-    moved = small.optimizer(net, opt)
+    moved = small.cut_optimizer(net, opt)
     assert not any(g["tied"] for g in moved.param_groups)
     small.model(torch.randn(2, 3, 8, 8)).sum().backward()
     moved.step()

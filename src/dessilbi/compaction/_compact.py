@@ -28,7 +28,7 @@ from dessilbi.subnet import project, recalibrate_batchnorm
 
 from .autotune import BATCH, is_channels_last, is_faster, may_be_channels_last, scatterable
 from .build import build, fingerprint, set_state
-from .liveness import decide, present
+from .liveness import keep_channels, live_steps
 from .optimizer_state import cut_optimizer
 from .report import Report, Size, measure
 from .serialization import save_compact
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from torch.optim import Optimizer
 
-    from dessilbi.graph.channels import Kept
+    from dessilbi.graph.channels import KeptChannels
     from dessilbi.graph.compare import Difference
 
 BATCHES = (1, 128)
@@ -64,7 +64,7 @@ class Compact:
         """Write weights and plan; see :func:`save_compact`."""
         return save_compact(self, folder, constructor, arguments)
 
-    def optimizer(self, model: nn.Module, optimizer: _O) -> _O:
+    def cut_optimizer(self, model: nn.Module, optimizer: _O) -> _O:
         """The model's optimizer for the smaller network, V and momentum cut along.
 
         Args:
@@ -170,7 +170,7 @@ def compact(
         vanished=tuple(
             n for n, c in final.plan.nodes.items() if c.kind in ("cat", "constant", "skip")
         ),
-        kept_whole=tuple(step.reason for step in final.analysis.whole if step.reason is not None),
+        kept_whole=tuple(step.reason for step in final.analysis.opaque if step.reason is not None),
         notes=_notes(traced),
     )
     return Compact(small, report, final.plan)
@@ -191,7 +191,7 @@ class _Cut:
     traced: Traced
     arguments: int
     analysis: Analysis
-    kept: Kept
+    kept: KeptChannels
     plan: Plan
     values: dict[str, Tensor]
     model: fx.GraphModule
@@ -199,9 +199,9 @@ class _Cut:
     @classmethod
     def of(cls, traced: Traced, arguments: int, scattered: dict[str, int] | None = None) -> _Cut:
         analysis = Analysis(traced, scattered)
-        kept = decide(analysis)
+        kept = keep_channels(analysis)
         draft = Draft()
-        for step in present(analysis, kept):
+        for step in live_steps(analysis, kept):
             step.write(kept, draft)
         plan = Plan(fingerprint(traced.module), arguments, draft.layers, draft.nodes)
         model = build(plan, traced.module).eval()

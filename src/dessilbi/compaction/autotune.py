@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx, nn
 
-from dessilbi.graph.binary_ops import Join
-from dessilbi.graph.matrix_layers import Grouped, Weighted
-from dessilbi.graph.steps import PerChannel, Through
+from dessilbi.graph.binary_ops import BinaryOp
+from dessilbi.graph.matrix_layers import GroupedConvolution, MatrixLayer
+from dessilbi.graph.steps import Passthrough, PerChannel
 
 from .latency import side_by_side, steady_clock
 
 if TYPE_CHECKING:
     from dessilbi.graph.analysis import Analysis
-    from dessilbi.graph.channels import Kept
+    from dessilbi.graph.channels import KeptChannels
 
 BATCH = 32
 """Examples that networks are timed on: enough to be like any larger batch."""
@@ -33,7 +33,7 @@ MARGIN = 0.98
 """What is less plain must take less than this share of the time."""
 
 
-def scatterable(analysis: Analysis, kept: Kept) -> list[dict[str, int]]:
+def scatterable(analysis: Analysis, kept: KeptChannels) -> list[dict[str, int]]:
     """Sums with a branch whose dead channels the stream keeps, by the shape of the sum.
 
     Returns:
@@ -41,7 +41,11 @@ def scatterable(analysis: Analysis, kept: Kept) -> list[dict[str, int]]:
     """
     found: dict[tuple[int, ...], dict[str, int]] = {}
     for step in analysis.steps.values():
-        if not isinstance(step, Join) or step.constant is not None or step.how is not operator.add:
+        if (
+            not isinstance(step, BinaryOp)
+            or step.constant is not None
+            or step.how is not operator.add
+        ):
             continue
         shapes = {step.sides[0].shape, step.sides[1].shape, step.output.shape}
         stays = kept.of(step.output)
@@ -61,9 +65,9 @@ def _is_branch(analysis: Analysis, node: object) -> bool:
     """Whether nobody else reads what leads from a convolution or linear layer to here."""
     while isinstance(node, fx.Node) and len(node.users) == 1:
         step = analysis.steps[node]
-        if isinstance(step, Weighted):
-            return not isinstance(step, Grouped) and step.tracked
-        if not isinstance(step, PerChannel | Through):
+        if isinstance(step, MatrixLayer):
+            return not isinstance(step, GroupedConvolution) and step.tracked
+        if not isinstance(step, PerChannel | Passthrough):
             return False
         node = node.all_input_nodes[0]
     return False

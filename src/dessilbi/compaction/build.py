@@ -140,9 +140,9 @@ def _cut_node(small: fx.GraphModule, node: fx.Node, cut: NodeCut) -> None:
     elif cut.kind == "cat":
         parts = node.args[0]
         assert isinstance(parts, list | tuple)
-        node.args = ([parts[place] for place in cut.places], *node.args[1:])
+        node.args = ([parts[at] for at in cut.positions], *node.args[1:])
     elif cut.kind == "skip":
-        replacement = node.args[cut.places[0]]
+        replacement = node.args[cut.positions[0]]
         assert isinstance(replacement, fx.Node)
         node.replace_all_uses_with(replacement)
         graph.erase_node(node)
@@ -151,13 +151,13 @@ def _cut_node(small: fx.GraphModule, node: fx.Node, cut: NodeCut) -> None:
         small.register_buffer(name, torch.empty(0))
         with graph.inserting_before(node):
             value = graph.get_attr(name)
-        node.update_arg(cut.places[0], value)
+        node.update_arg(cut.positions[0], value)
     else:
         name = scatter_name(node.name)
         shift = torch.empty(0) if cut.shift else None
         home = next(iter(small.parameters()), torch.empty(0)).device
         small.add_submodule(name, ScatterAdd(torch.tensor(cut.index, device=home), shift))
-        lead, side = (node.args[place] for place in cut.places)
+        lead, side = (node.args[at] for at in cut.positions)
         with graph.inserting_before(node):
             added = graph.call_module(name, (lead, side))
         node.replace_all_uses_with(added)

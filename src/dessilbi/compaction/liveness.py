@@ -6,25 +6,25 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from dessilbi.graph.channels import Kept
+from dessilbi.graph.channels import KeptChannels
 
 if TYPE_CHECKING:
     from dessilbi.graph.analysis import Analysis
     from dessilbi.graph.steps import Step
 
 
-def decide(analysis: Analysis) -> Kept:
+def keep_channels(analysis: Analysis) -> KeptChannels:
     """Channels with which the network is the same function; others have no effect left."""
-    kept = Kept(analysis.classes)
+    kept = KeptChannels(analysis.classes)
     while True:
         before = kept.count
-        here = present(analysis, kept)
+        here = live_steps(analysis, kept)
         for step in reversed(here):
             step.need(kept)
         if kept.count > before:
             continue
         for step in reversed(here):
-            step.settle(kept)
+            step.complete(kept)
         for step in here:
             # What is computed has at least one channel, dead or not.
             if step.flow is not None and not bool(kept.of(step.flow).any()):
@@ -33,7 +33,7 @@ def decide(analysis: Analysis) -> Kept:
             return kept
 
 
-def present(analysis: Analysis, kept: Kept) -> list[Step]:
+def live_steps(analysis: Analysis, kept: KeptChannels) -> list[Step]:
     """Steps whose results still reach the output, in order."""
     wanted = {node for node in analysis.steps if node.op == "output"}
     for node in reversed(analysis.steps):

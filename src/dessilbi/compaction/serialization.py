@@ -180,9 +180,11 @@ def _read_plan(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict) or values.get("format") != FORMAT:
         raise FormatError(f"{path} is not the plan of a compact model (format {FORMAT})")
     version = values.get("version")
-    if not isinstance(version, int) or version > VERSION:
+    if isinstance(version, int) and version < VERSION:
+        raise FormatError(f"{path} was written by dessilbi 0.1 (version {version}); compact again")
+    if version != VERSION:
         raise FormatError(
-            f"{path} is of version {version}; this dessilbi reads versions up to {VERSION}: "
+            f"{path} is of version {version}; this dessilbi reads version {VERSION}: "
             "upgrade dessilbi"
         )
     return values

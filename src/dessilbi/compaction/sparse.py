@@ -109,9 +109,9 @@ class SparseLinear(nn.Module):
     def _matrix(self, way: str, make: Callable[[], Any]) -> Any:
         """The sparse matrix, made once: it shares its memory with the buffers."""
         tensors = (self.crow, self.columns, self.values)
-        place = tuple(t.data_ptr() for t in tensors)
-        if self._made.get(way, (None,))[0] != place:
-            self._made[way] = (place, make())
+        memory = tuple(t.data_ptr() for t in tensors)
+        if self._made.get(way, (None,))[0] != memory:
+            self._made[way] = (memory, make())
         return self._made[way][1]
 
     def _make_csr(self) -> Tensor:

@@ -12,12 +12,12 @@ import torch
 from torch import fx, nn
 
 from . import operations as ops
-from .binary_ops import Join
+from .binary_ops import BinaryOp
 from .channels import Classes, Flow
 from .errors import CompactError
 from .inplace import overwritten
-from .matrix_layers import Grouped, Weighted, Weights
-from .steps import Cat, Flatten, PerChannel, Step, Through, Whole, after_norm, after_prelu
+from .matrix_layers import GroupedConvolution, MatrixLayer, MatrixWeights
+from .steps import Concat, Flatten, Opaque, Passthrough, PerChannel, Step, after_norm, after_prelu
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,53 +58,59 @@ class Analysis:
         return self.steps[node].flow if isinstance(node, fx.Node) else None
 
     @property
-    def whole(self) -> list[Whole]:
+    def opaque(self) -> list[Opaque]:
         """Steps that could not be looked into."""
-        return [s for s in self.steps.values() if isinstance(s, Whole) and s.reason is not None]
+        return [s for s in self.steps.values() if isinstance(s, Opaque) and s.reason is not None]
 
     # ------------------------------------------------------------------ one node
 
     def _step(self, node: fx.Node) -> Step:
         if node.op == "placeholder":
-            return Whole(node, [], self._new(node), None)
+            return Opaque(node, [], self._new(node), None)
         if node.op == "output":
-            return Whole(node, self._flows(node), None, None)
+            return Opaque(node, self._flows(node), None, None)
         if node.op == "get_attr":
             return Step(node)
         flows = self._flows(node)
         if not flows:
             # Numbers, or a tensor that no known channel goes into.
             return (
-                Whole(node, [], self._new(node), None) if node in self.traced.seen else Step(node)
+                Opaque(node, [], self._new(node), None)
+                if node in self.traced.results
+                else Step(node)
             )
         if ops.reads_sizes(node):
             if ops.reads_size_of(node, flows[0].dim):
-                return Whole(node, flows, None, "asks how many channels there are")
+                return Opaque(node, flows, None, "asks how many channels there are")
             return Step(node)
         module = self.traced.called(node)
         found = None
         if module is not None and str(node.target) in self._busy:
-            return self._whole(node, flows, self._busy[str(node.target)])
+            return self._opaque(node, flows, self._busy[str(node.target)])
         # A class derived from a layer may do anything with its weights.
         foreign = module is not None and not type(module).__module__.startswith("torch.nn.")
-        if node in self.traced.seen and not foreign:
+        if node in self.traced.results and not foreign:
             found = (
-                self._weighted(node, module)
+                self._matrix_layer(node, module)
                 or self._per_channel(node, module)
-                or self._through(node, module)
+                or self._passthrough(node, module)
                 or self._flatten(node, module)
-                or self._cat(node)
-                or self._join(node)
+                or self._concat(node)
+                or self._binary_op(node)
             )
-        return found or self._whole(node, flows, f"{_what(node, module)} is not known channel-wise")
+        return found or self._opaque(
+            node, flows, f"{_what(node, module)} is not known channel-wise"
+        )
 
-    def _weighted(self, node: fx.Node, module: nn.Module | None) -> Step | None:
+    def _matrix_layer(self, node: fx.Node, module: nn.Module | None) -> Step | None:
         source = self._only(node)
         if source is None or not isinstance(module, (*ops.CONVOLUTIONS, nn.Linear)):
             return None
         linear = isinstance(module, nn.Linear)
-        weights = Weights(module, not isinstance(module, nn.Linear) and ops.pads_with_zeros(module))
-        shape = self.traced.seen[node].shape
+        weights = MatrixWeights(
+            module, not isinstance(module, nn.Linear) and ops.pads_with_zeros(module)
+        )
+        shape = self.traced.results[node].shape
         if len(shape) != len(source.shape) or (not linear and len(shape) != weights.weight.ndim):
             return None  # without a batch dimension
         tracked = source.dim == (len(shape) - 1 if linear else 1)
@@ -116,12 +122,12 @@ class Analysis:
             self._known(weights.constants(inputs)),
         )
         if weights.groups == 1:
-            return Weighted(node, weights, source, flow, tracked)
+            return MatrixLayer(node, weights, source, flow, tracked)
         if not tracked:
             return None
         if weights.groups == weights.columns == len(weights.bias):  # depthwise
             flow = replace(flow, ids=source.ids)
-        return Grouped(node, weights, source, flow)
+        return GroupedConvolution(node, weights, source, flow)
 
     def _per_channel(self, node: fx.Node, module: nn.Module | None) -> Step | None:
         source = self._only(node)
@@ -134,18 +140,18 @@ class Analysis:
         elif isinstance(module, nn.PReLU):
             constant = after_prelu(module, source.constant)
             if module.num_parameters == 1:
-                return Through(node, self._passed(node, source, constant))
+                return Passthrough(node, self._passed(node, source, constant))
         else:
             return None
         flow = self._passed(node, source, constant)
         assert module is not None
         return PerChannel(node, module, flow)
 
-    def _through(self, node: fx.Node, module: nn.Module | None) -> Step | None:
+    def _passthrough(self, node: fx.Node, module: nn.Module | None) -> Step | None:
         source = self._only(node)
         if source is None:
             return None
-        shape = self.traced.seen[node].shape
+        shape = self.traced.results[node].shape
         with_number = ops.operation(node) in ops.BINARY and len(node.args) == 2 and not node.kwargs
         if (
             isinstance(module, ops.POINTWISE_MODULES)
@@ -154,13 +160,13 @@ class Analysis:
         ) and shape == source.shape:
             value = ops.with_value(node, module, node.all_input_nodes[0], source.constant)
             value = torch.where(source.known, value, torch.nan)
-            return Through(node, self._passed(node, source, value))
+            return Passthrough(node, self._passed(node, source, value))
         border = ops.spatial(node, module) if source.dim == 1 else None
         if border is not None and shape[:2] == source.shape[:2]:
             value = source.constant
             if not math.isnan(border):
                 value = torch.where(value == border, value, torch.nan)
-            return Through(node, self._passed(node, source, value))
+            return Passthrough(node, self._passed(node, source, value))
         ndim = len(source.shape)
         reduced = ops.reduced_dims(node, ndim)
         squeezed = ops.squeezed_dim(node, ndim)
@@ -175,14 +181,14 @@ class Analysis:
                 and shape[:2] == source.shape[:2]
             )
         ):
-            return Through(node, self._passed(node, source, source.constant))
+            return Passthrough(node, self._passed(node, source, source.constant))
         return None
 
     def _flatten(self, node: fx.Node, module: nn.Module | None) -> Step | None:
         source = self._only(node, first=True)
         if source is None or not ops.is_flatten(node, module):
             return None
-        shape, before = self.traced.seen[node].shape, source.shape
+        shape, before = self.traced.results[node].shape, source.shape
         if shape != (before[0], math.prod(before[1:])):
             return None
         positions = math.prod(before[1:]) // max(len(source), 1)
@@ -196,14 +202,14 @@ class Analysis:
         flow = Flow(shape, 1, ids, constant)
         return Flatten(node, flow, ops.joins_by_dimension(node, module))
 
-    def _cat(self, node: fx.Node) -> Step | None:
+    def _concat(self, node: fx.Node) -> Step | None:
         if ops.operation(node) not in (torch.cat, torch.concat, torch.concatenate) or not node.args:
             return None
         parts = node.args[0]
         if not isinstance(parts, list | tuple) or len(set(map(id, parts))) < len(parts):
             return None
         flows = [flow for flow in map(self.flow, parts) if flow is not None]
-        shape = self.traced.seen[node].shape
+        shape = self.traced.results[node].shape
         dim = ops.argument(node, None, 1, "dim", 0)
         if len(flows) < len(parts) or not isinstance(dim, int):
             return None
@@ -215,9 +221,9 @@ class Analysis:
             torch.cat([f.ids for f in flows]),
             torch.cat([f.constant for f in flows]),
         )
-        return Cat(node, flows, flow)
+        return Concat(node, flows, flow)
 
-    def _join(self, node: fx.Node) -> Step | None:
+    def _binary_op(self, node: fx.Node) -> Step | None:
         how = ops.BINARY.get(ops.operation(node))
         if how is None or len(node.args) != 2 or node.kwargs:
             return None
@@ -227,17 +233,17 @@ class Analysis:
         alike = (len(left.shape), left.dim, len(left)) == (len(right.shape), right.dim, len(right))
         if not alike:
             return None
-        return Join(
+        return BinaryOp(
             node,
             how,
             (left, right),
-            self.traced.seen[node].shape,
+            self.traced.results[node].shape,
             self.classes,
             self.scattered.get(node.name),
         )
 
-    def _whole(self, node: fx.Node, flows: list[Flow], why: str) -> Whole:
-        return Whole(node, flows, self._new(node), f"{node.name}: {why}")
+    def _opaque(self, node: fx.Node, flows: list[Flow], why: str) -> Opaque:
+        return Opaque(node, flows, self._new(node), f"{node.name}: {why}")
 
     # ------------------------------------------------------------------ flows
 
@@ -252,20 +258,20 @@ class Analysis:
             leads = True  # ``2 * x`` has its tensor second
         if not leads or (len(inputs) > 1 and not first):
             return None
-        if sum(i in self.traced.seen for i in inputs) != 1:
+        if sum(i in self.traced.results for i in inputs) != 1:
             return None
         return self.flow(inputs[0])
 
     def _new(self, node: fx.Node) -> Flow | None:
         """Channels that begin here and are all kept."""
-        seen = self.traced.seen.get(node)
+        seen = self.traced.results.get(node)
         if seen is None or len(seen.shape) < 2:
             return None
         ids = self.classes.new(seen.shape[1])
         return Flow(seen.shape, 1, ids, torch.full((len(ids),), torch.nan, dtype=torch.float64))
 
     def _passed(self, node: fx.Node, source: Flow, constant: Tensor) -> Flow:
-        shape = self.traced.seen[node].shape
+        shape = self.traced.results[node].shape
         return Flow(shape, source.dim, source.ids, self._known(constant))
 
     def _known(self, constant: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 Both sides have the same channels, so they are tied: a channel leaves only if nobody behind the join
 needs it. Two things are cheaper. A side whose channels are all constant is not computed at all. And
-a branch may compute only those of its channels that vary, which are then added at their places
+a branch may compute only those of its channels that vary, which are then added by index
 (*scatter*), instead of all that the stream has.
 """
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
     from torch import Tensor, fx
 
-    from .channels import Classes, Flow, Kept
+    from .channels import Classes, Flow, KeptChannels
     from .steps import Draft
 
 
-def joined(how: Callable[[Tensor, Tensor], Tensor], left: Tensor, right: Tensor) -> Tensor:
+def combined(how: Callable[[Tensor, Tensor], Tensor], left: Tensor, right: Tensor) -> Tensor:
     """Constants of a sum, difference, product or quotient."""
     result = how(left, right)
     if how is operator.mul:  # nothing times anything
@@ -33,7 +33,7 @@ def joined(how: Callable[[Tensor, Tensor], Tensor], left: Tensor, right: Tensor)
     return torch.where(result.isinf(), torch.nan, result)
 
 
-class Join(Step):
+class BinaryOp(Step):
     """Two tensors with the same channels; the first of ``sides`` that varies leads."""
 
     def __init__(
@@ -62,7 +62,7 @@ class Join(Step):
             shape,
             sides[0].dim,
             sides[lead].ids,
-            joined(how, sides[0].constant, sides[1].constant),
+            combined(how, sides[0].constant, sides[1].constant),
         )
         self.output = flow
         super().__init__(node, flow)
@@ -73,7 +73,7 @@ class Join(Step):
                 return side
         return None
 
-    def reads(self, kept: Kept) -> list[fx.Node]:
+    def reads(self, kept: KeptChannels) -> list[fx.Node]:
         """Without a side that is constant."""
         if self.constant is None:
             return list(self.node.all_input_nodes)
@@ -81,18 +81,18 @@ class Join(Step):
         assert isinstance(lead, torch.fx.Node)
         return [lead]
 
-    def need(self, kept: Kept) -> None:
+    def need(self, kept: KeptChannels) -> None:
         """Of a scattered side the channels that vary; tied sides need nothing said."""
         if self.scattered is not None:
             side = self.sides[self.scattered]
             kept.add(side, kept.of(self.output) & ~side.known)
 
-    def settle(self, kept: Kept) -> None:
-        """What a scattered side still has must have a place."""
+    def complete(self, kept: KeptChannels) -> None:
+        """What a scattered side still has must be in the sum."""
         if self.scattered is not None:
             kept.add(self.output, kept.of(self.sides[self.scattered]))
 
-    def write(self, kept: Kept, draft: Draft) -> None:
+    def write(self, kept: KeptChannels, draft: Draft) -> None:
         """A constant instead of a side, a scatter instead of a sum, or nothing."""
         stays, name = kept.of(self.output), self.node.name
         if self.constant is not None:
@@ -100,10 +100,10 @@ class Join(Step):
             neutral = 1.0 if self.how in (operator.mul, operator.truediv) else 0.0
             commutes = self.constant == 1 or self.how in (operator.add, operator.mul)
             if commutes and bool((value == neutral).all()):
-                draft.nodes[name] = NodeCut("skip", places=(self.lead,))
+                draft.nodes[name] = NodeCut("skip", positions=(self.lead,))
                 return
             width = int(stays.sum())
-            draft.nodes[name] = NodeCut("constant", places=(self.constant,), width=width)
+            draft.nodes[name] = NodeCut("constant", positions=(self.constant,), width=width)
             shape = [1] * len(self.output.shape)
             shape[self.output.dim] = width
             draft.values[constant_name(name)] = value.reshape(shape)
@@ -115,7 +115,7 @@ class Join(Step):
             moves = bool((shift != 0).any())
             draft.nodes[name] = NodeCut(
                 "scatter",
-                places=(self.lead, self.scattered),
+                positions=(self.lead, self.scattered),
                 index=tuple(index.tolist()),
                 width=int(stays.sum()),
                 shift=moves,
@@ -128,10 +128,10 @@ class Join(Step):
 
 
 def constant_name(node: str) -> str:
-    """The buffer that takes the place of a constant side."""
+    """The buffer in the stead of a constant side."""
     return f"constant_{node}"
 
 
 def scatter_name(node: str) -> str:
-    """The module that takes the place of a sum."""
+    """The module in the stead of a sum."""
     return f"scatter_{node}"

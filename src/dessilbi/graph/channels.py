@@ -69,7 +69,7 @@ class Classes:
         return i
 
 
-class Kept:
+class KeptChannels:
     """Which classes stay; they are only ever added, and to keep one more is always exact."""
 
     def __init__(self, classes: Classes) -> None:

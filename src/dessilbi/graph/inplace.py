@@ -80,15 +80,15 @@ def _twin(node: fx.Node) -> str | Callable[..., Any] | None:
 
 def overwritten(traced: Traced) -> fx.Node | None:
     """A node that writes to memory which is read under another name afterwards."""
-    order = {node: place for place, node in enumerate(traced.nodes)}
+    order = {node: i for i, node in enumerate(traced.nodes)}
     for node in traced.nodes:
         if not works_in_place(node, traced.called(node)) or not node.all_input_nodes:
             continue
         target = node.all_input_nodes[0]
-        if target not in traced.seen:
+        if target not in traced.results:
             continue
-        shared = traced.seen[target].storage
-        for other, seen in traced.seen.items():
+        shared = traced.results[target].storage
+        for other, seen in traced.results.items():
             if seen.storage != shared or order[other] >= order[node]:
                 continue
             if any(order[user] > order[node] for user in other.users):

@@ -19,7 +19,7 @@ from .steps import Step
 if TYPE_CHECKING:
     from torch import Tensor, fx
 
-    from .channels import Flow, Kept
+    from .channels import Flow, KeptChannels
     from .steps import Draft
 
 Matrix = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
@@ -28,7 +28,7 @@ SMALLEST_CARRIER = 1e-3
 """A carrier's constant may be this much smaller than the largest that it carries."""
 
 
-class Weights:
+class MatrixWeights:
     """A layer's weights in float64: rows by columns by positions of the kernel."""
 
     def __init__(self, module: Matrix, padded: bool) -> None:
@@ -72,13 +72,13 @@ class Weights:
         return rows.masked_fill((self.reads & varies).any(1), torch.nan)
 
 
-class Weighted(Step):
+class MatrixLayer(Step):
     """An ungrouped convolution or a linear layer."""
 
     def __init__(
         self,
         node: fx.Node,
-        weights: Weights,
+        weights: MatrixWeights,
         source: Flow,
         flow: Flow,
         tracked: bool = True,
@@ -90,21 +90,21 @@ class Weighted(Step):
         self.tracked = tracked
         """False if the layer reads another dimension than the one whose channels are known."""
 
-    def need(self, kept: Kept) -> None:
+    def need(self, kept: KeptChannels) -> None:
         """Inputs that vary and that a kept row has a weight on."""
         if self.tracked:
             kept.add(self.source, self._read(kept) & ~self.source.known)
         else:
             kept.add_all(self.source)
 
-    def settle(self, kept: Kept) -> None:
+    def complete(self, kept: KeptChannels) -> None:
         """A carrier, if constants are left out that a padded convolution reads."""
         left_out = self._left_out(kept)
         if self.weights.padded and bool(left_out.any()) and self._carrier(kept) is None:
             size = self.source.constant.abs().nan_to_num(0.0)
             kept.add_carrier(self.source, int((size * left_out).argmax()))
 
-    def write(self, kept: Kept, draft: Draft) -> None:
+    def write(self, kept: KeptChannels, draft: Draft) -> None:
         """Cut rows and columns, and put the constants where they belong."""
         rows = kept.of(self.output)
         columns = kept.of(self.source) if self.tracked else torch.ones(self.weights.columns).bool()
@@ -117,9 +117,9 @@ class Weighted(Step):
             carrier = self._carrier(kept)
             assert carrier is not None
             share = constant[left_out] / constant[carrier]
-            place = int(columns[:carrier].sum())
+            index = int(columns[:carrier].sum())
             carried = self.weights.weight[rows][:, left_out]
-            weight[:, place] += torch.einsum("oi...,i->o...", carried, share)
+            weight[:, index] += torch.einsum("oi...,i->o...", carried, share)
         elif bool(left_out.any()):
             bias = bias + self.weights.sums[rows][:, left_out] @ constant[left_out]
         self._write(draft, rows, columns, weight, bias, 1)
@@ -141,17 +141,17 @@ class Weighted(Step):
         if has_bias:
             draft.values[f"{name}.bias"] = bias
 
-    def _read(self, kept: Kept) -> Tensor:
+    def _read(self, kept: KeptChannels) -> Tensor:
         return self.weights.reads[kept.of(self.output)].any(0)
 
-    def _left_out(self, kept: Kept) -> Tensor:
+    def _left_out(self, kept: KeptChannels) -> Tensor:
         """Inputs that do not stay although their constant counts."""
         if not self.tracked:
             return torch.zeros(self.weights.columns, dtype=torch.bool)
         constant = self.source.constant
         return self._read(kept) & ~kept.of(self.source) & self.source.known & (constant != 0)
 
-    def _carrier(self, kept: Kept) -> int | None:
+    def _carrier(self, kept: KeptChannels) -> int | None:
         """The kept input with the largest constant, if that is large enough."""
         size = self.source.constant.abs().nan_to_num(0.0)
         best = int((size * kept.of(self.source)).argmax())
@@ -160,21 +160,21 @@ class Weighted(Step):
         return best if stays and float(size[best]) > SMALLEST_CARRIER * largest else None
 
 
-class Grouped(Weighted):
+class GroupedConvolution(MatrixLayer):
     """A convolution in groups, depthwise ones among them.
 
     Groups leave as a whole; those that stay must be equal, so the fuller ones decide. There is no
     carrier: it would have to be in every group.
     """
 
-    def need(self, kept: Kept) -> None:
+    def need(self, kept: KeptChannels) -> None:
         """Inputs that vary, and constants that end at a padded border."""
         known = self.source.known
         if self.weights.padded:
             known = known & (self.source.constant == 0)
         kept.add(self.source, self._read(kept) & ~known)
 
-    def settle(self, kept: Kept) -> None:
+    def complete(self, kept: KeptChannels) -> None:
         """Keep more channels until the groups that stay are equal."""
         rows, columns = self._by_group(kept)
         stays = rows.any(1) | columns.any(1)
@@ -188,7 +188,7 @@ class Grouped(Weighted):
                 if missing:
                     kept.add(flow, spare)
 
-    def write(self, kept: Kept, draft: Draft) -> None:
+    def write(self, kept: KeptChannels, draft: Draft) -> None:
         """Cut whole groups, and all others alike."""
         rows, columns = kept.of(self.output), kept.of(self.source)
         if bool(rows.all()) and bool(columns.all()):
@@ -203,7 +203,7 @@ class Grouped(Weighted):
         )
         self._write(draft, rows, columns, weight, bias, left)
 
-    def _by_group(self, kept: Kept) -> tuple[Tensor, Tensor]:
+    def _by_group(self, kept: KeptChannels) -> tuple[Tensor, Tensor]:
         groups = self.weights.groups
         return kept.of(self.output).view(groups, -1), kept.of(self.source).view(groups, -1)
 

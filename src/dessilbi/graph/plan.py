@@ -7,26 +7,45 @@ of the same structure: that is how a compact model is loaded, and how optimizer 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal, Self, cast, get_args
 
 from .errors import CompactError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
-FORMAT, VERSION = "dessilbi-compact", 1
+FORMAT, VERSION = "dessilbi-compact", 2
 
 LayerKind = Literal["linear", "convolution", "per-channel"]
 NodeKind = Literal["flatten", "cat", "constant", "skip", "scatter"]
 
 
+class _Cut:
+    def to_json(self) -> dict[str, Any]:
+        """As plain values; runs of indices as ``0-3,7``."""
+        return {n: spans(v) if isinstance(v, tuple) else v for n, v in vars(self).items()}
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Self:
+        """The inverse of :meth:`to_json`."""
+        kinds, what = (LayerKind, "layer") if cls is LayerCut else (NodeKind, "node")
+        if values["kind"] not in get_args(kinds):
+            raise CompactError(f"the plan has a {what} of unknown kind {values['kind']!r}")
+        read: dict[type, Callable[[Any], Any]] = {tuple: indices, int: int, bool: bool}
+        make: Any = cls
+        return cast(
+            "Self",
+            make(*(read.get(type(f.default), str)(values[f.name]) for f in fields(make))),
+        )
+
+
 @dataclass(frozen=True)
-class LayerCut:
+class LayerCut(_Cut):
     """A layer that gets narrower."""
 
     kind: LayerKind
-    rows: tuple[int, ...]
+    rows: tuple[int, ...] = ()
     """Outputs that stay; of a per-channel layer, channels."""
     columns: tuple[int, ...] = ()
     """Inputs that stay."""
@@ -36,68 +55,24 @@ class LayerCut:
     bias: bool = False
     """Whether the layer has a bias afterwards; one may be added to hold constants."""
 
-    def to_json(self) -> dict[str, Any]:
-        """As plain values; runs of indices as ``0-3,7``."""
-        found: dict[str, Any] = {"kind": self.kind, "rows": spans(self.rows)}
-        if self.kind != "per-channel":
-            found |= {"columns": spans(self.columns), "bias": self.bias}
-        if self.kind == "convolution":
-            found |= {"groups": self.groups, "groups_left": self.groups_left}
-        return found
-
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> LayerCut:
-        """The inverse of :meth:`to_json`."""
-        if values["kind"] not in ("linear", "convolution", "per-channel"):
-            raise CompactError(f"the plan has a layer of unknown kind {values['kind']!r}")
-        return cls(
-            values["kind"],
-            indices(values["rows"]),
-            indices(values.get("columns", "")),
-            int(values.get("groups", 1)),
-            int(values.get("groups_left", 1)),
-            bool(values.get("bias", False)),
-        )
-
 
 @dataclass(frozen=True)
-class NodeCut:
-    """A node of the graph that changes."""
+class NodeCut(_Cut):
+    """A node of the graph that changes; ``positions`` are those of its arguments.
+
+    flatten: a reshape to fixed sizes becomes a flatten. cat: only the inputs at ``positions`` are
+    joined. constant: the input there is a constant by channel. skip: the node gives its input there
+    as it is. scatter: the input at ``positions[1]`` has only the channels ``index`` of the other,
+    and is added there.
+    """
 
     kind: NodeKind
-    """flatten: a reshape to fixed sizes becomes a flatten. cat: only the inputs of ``places`` are
-    joined. constant: the input at ``places`` is a constant by channel. skip: the node gives its
-    input at ``places`` as it is. scatter: the input at ``places[1]`` has only the channels
-    ``index`` of the other, and is added there."""
-    places: tuple[int, ...] = ()
+    positions: tuple[int, ...] = ()
     index: tuple[int, ...] = ()
     width: int = 0
     """Channels of the constant."""
     shift: bool = False
     """Whether a scatter also adds a constant by channel."""
-
-    def to_json(self) -> dict[str, Any]:
-        """As plain values."""
-        return {
-            "kind": self.kind,
-            "places": list(self.places),
-            "index": spans(self.index),
-            "width": self.width,
-            "shift": self.shift,
-        }
-
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> NodeCut:
-        """The inverse of :meth:`to_json`."""
-        if values["kind"] not in ("flatten", "cat", "constant", "skip", "scatter"):
-            raise CompactError(f"the plan has a node of unknown kind {values['kind']!r}")
-        return cls(
-            values["kind"],
-            tuple(int(place) for place in values["places"]),
-            indices(values["index"]),
-            int(values["width"]),
-            bool(values["shift"]),
-        )
 
 
 @dataclass(frozen=True)
@@ -132,7 +107,7 @@ class Plan:
 
 
 def spans(numbers: Iterable[int]) -> str:
-    """Ascending numbers as text: ``0-3,7``."""
+    """Numbers as text, runs of ascending ones as ``0-3``."""
     runs: list[list[int]] = []
     for n in numbers:
         if runs and n == runs[-1][1] + 1:

@@ -1,8 +1,9 @@
 """The nodes of a graph as steps that know which channels they need, and how they are cut.
 
 Every step answers the same questions: given the channels that stay behind it, which must stay
-before it (``need``), what else must stay to be exact (``settle``), and what changes (``write``).
-Layers with a matrix of weights are in :mod:`.weighted`, sums of two tensors in :mod:`.joins`.
+before it (``need``), what else must stay to be exact (``complete``), what changes (``write``).
+Layers with a matrix of weights are in :mod:`.matrix_layers`, sums of two tensors in
+:mod:`.binary_ops`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from .plan import LayerCut, NodeCut
 if TYPE_CHECKING:
     from torch import Tensor, fx
 
-    from .channels import Flow, Kept
+    from .channels import Flow, KeptChannels
 
 
 @dataclass
@@ -39,21 +40,21 @@ class Step:
         self.node = node
         self.flow = flow
 
-    def reads(self, kept: Kept) -> list[fx.Node]:
+    def reads(self, kept: KeptChannels) -> list[fx.Node]:
         """The nodes whose results are still used."""
         return list(self.node.all_input_nodes)
 
-    def need(self, kept: Kept) -> None:
+    def need(self, kept: KeptChannels) -> None:
         """Keep the channels that are read, given those that are kept behind this step."""
 
-    def settle(self, kept: Kept) -> None:
+    def complete(self, kept: KeptChannels) -> None:
         """Keep what else it takes; called when nothing is needed any more."""
 
-    def write(self, kept: Kept, draft: Draft) -> None:
+    def write(self, kept: KeptChannels, draft: Draft) -> None:
         """Say what changes."""
 
 
-class Whole(Step):
+class Opaque(Step):
     """Something that needs every channel of its inputs and gives every one of its own."""
 
     def __init__(
@@ -64,7 +65,7 @@ class Whole(Step):
         self.reason = reason
         """Why, for the report; ``None`` for the network's own inputs and outputs."""
 
-    def need(self, kept: Kept) -> None:
+    def need(self, kept: KeptChannels) -> None:
         """Keep everything."""
         for flow in self.sources:
             kept.add_all(flow)
@@ -72,7 +73,7 @@ class Whole(Step):
             kept.add_all(self.flow)
 
 
-class Through(Step):
+class Passthrough(Step):
     """Each channel goes through by itself: activation, pooling, dropout, a slice of the map."""
 
 
@@ -83,30 +84,30 @@ class Flatten(Step):
         super().__init__(node, flow)
         self.by_dimension = by_dimension
 
-    def write(self, kept: Kept, draft: Draft) -> None:
+    def write(self, kept: KeptChannels, draft: Draft) -> None:
         """A reshape names sizes, which change; a flatten does not."""
         if not self.by_dimension:
             draft.nodes[self.node.name] = NodeCut("flatten")
 
 
-class Cat(Step):
+class Concat(Step):
     """The channels of several tensors, one after another."""
 
     def __init__(self, node: fx.Node, sources: list[Flow], flow: Flow) -> None:
         super().__init__(node, flow)
         self.sources = sources
 
-    def reads(self, kept: Kept) -> list[fx.Node]:
+    def reads(self, kept: KeptChannels) -> list[fx.Node]:
         """Without the inputs that have no channel left."""
         return [self.node.all_input_nodes[i] for i in self._alive(kept)]
 
-    def write(self, kept: Kept, draft: Draft) -> None:
+    def write(self, kept: KeptChannels, draft: Draft) -> None:
         """Leave out the inputs that vanished."""
         alive = self._alive(kept)
         if len(alive) < len(self.sources):
-            draft.nodes[self.node.name] = NodeCut("cat", places=tuple(alive))
+            draft.nodes[self.node.name] = NodeCut("cat", positions=tuple(alive))
 
-    def _alive(self, kept: Kept) -> list[int]:
+    def _alive(self, kept: KeptChannels) -> list[int]:
         return [i for i, source in enumerate(self.sources) if bool(kept.of(source).any())]
 
 
@@ -118,7 +119,7 @@ class PerChannel(Step):
         self.module = module
         self.channels = flow
 
-    def write(self, kept: Kept, draft: Draft) -> None:
+    def write(self, kept: KeptChannels, draft: Draft) -> None:
         """Cut every parameter and statistic alike."""
         stays = kept.of(self.channels)
         carriers = kept.carriers(self.channels)[stays] & self.channels.known[stays]

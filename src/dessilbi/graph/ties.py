@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .analysis import Analysis
-from .matrix_layers import Grouped, Weighted
-from .steps import PerChannel, Whole
+from .matrix_layers import GroupedConvolution, MatrixLayer
+from .steps import Opaque, PerChannel
 from .tracing import as_arguments, refuse_hidden_code, trace
 
 if TYPE_CHECKING:
@@ -68,18 +68,18 @@ def tied_channels(model: nn.Module, example_input: Any) -> list[Tied]:
     held: set[int] = set()
 
     def add(flow: Flow, parameter: str, dim: int) -> None:
-        for place, root in enumerate(roots[flow.ids].tolist()):
-            slices[root].setdefault((parameter, dim), []).append(place)
+        for index, root in enumerate(roots[flow.ids].tolist()):
+            slices[root].setdefault((parameter, dim), []).append(index)
 
     for step in analysis.steps.values():
         name = str(step.node.target)
-        if isinstance(step, Weighted):
-            if step.tracked and not isinstance(step, Grouped):
+        if isinstance(step, MatrixLayer):
+            if step.tracked and not isinstance(step, GroupedConvolution):
                 add(step.source, f"{name}.weight", 1)
             add(step.output, f"{name}.weight", 0)
             if step.weights.has_bias:
                 add(step.output, f"{name}.bias", 0)
-            if isinstance(step, Grouped) and step.source.ids is not step.output.ids:
+            if isinstance(step, GroupedConvolution) and step.source.ids is not step.output.ids:
                 # Groups must stay equal: no channel of theirs can go alone.
                 held.update(roots[torch.cat([step.source.ids, step.output.ids])].tolist())
             elif not step.tracked:
@@ -87,7 +87,7 @@ def tied_channels(model: nn.Module, example_input: Any) -> list[Tied]:
         elif isinstance(step, PerChannel):
             for own, _ in step.module.named_parameters():
                 add(step.channels, f"{name}.{own}", 0)
-        elif isinstance(step, Whole):
+        elif isinstance(step, Opaque):
             for flow in [*step.sources, *([] if step.flow is None else [step.flow])]:
                 held.update(roots[flow.ids].tolist())
     return _alike(slices, held)
@@ -97,8 +97,8 @@ def _alike(slices: dict[int, dict[tuple[str, int], list[int]]], held: set[int]) 
     """Channels with the same parameters as one set, in the order of the network."""
     sets: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for root in sorted(slices):
-        places = slices[root]
-        key = (root in held, *((*where, len(index)) for where, index in places.items()))
+        found = slices[root]
+        key = (root in held, *((*where, len(index)) for where, index in found.items()))
         sets[key].append(root)
     return [
         Tied(

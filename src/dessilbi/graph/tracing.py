@@ -30,7 +30,7 @@ _HOOKS = (
 
 
 @dataclass(frozen=True)
-class Seen:
+class Result:
     """What one run of the network showed of a node's result."""
 
     shape: tuple[int, ...]
@@ -43,7 +43,7 @@ class Traced:
     """A graph, and what its nodes gave for the example."""
 
     module: fx.GraphModule
-    seen: dict[fx.Node, Seen]
+    results: dict[fx.Node, Result]
     """Only nodes whose result is one tensor."""
 
     @property
@@ -74,16 +74,16 @@ def as_arguments(example_input: Any) -> tuple[Any, ...]:
 def refuse_hidden_code(model: nn.Module) -> None:
     """Refuse code that runs beside ``forward``, which a graph does not see."""
     for name, module in model.named_modules():
-        place = f"module {name!r}" if name else "the model itself"
+        which = f"module {name!r}" if name else "the model itself"
         if is_parametrized(module):
             raise CompactError(
-                f"{place} is parametrized; make the parameters plain first: "
+                f"{which} is parametrized; make the parameters plain first: "
                 "torch.nn.utils.parametrize.remove_parametrizations(module, 'weight')"
             )
         for kind in _HOOKS:
             if getattr(module, kind, None):
                 raise CompactError(
-                    f"{place} has hooks ({kind.strip('_')}), which compact() cannot see through; "
+                    f"{which} has hooks ({kind.strip('_')}), which compact() cannot see through; "
                     "remove them first (torch.nn.utils.prune.remove, handle.remove())"
                 )
 
@@ -92,7 +92,7 @@ def trace(model: nn.Module, arguments: tuple[Any, ...]) -> Traced:
     """The graph of a network in evaluation mode; the model is used as it is, not copied."""
     module = make_graph(model, len(arguments))
     try:
-        seen = _look(module, _several(model, arguments))
+        seen = _results_of(module, _at_least_two(model, arguments))
     except Exception as error:
         reason = (str(error).splitlines() or [""])[0]  # torch.fx adds a page of its own
         raise CompactError(
@@ -132,7 +132,7 @@ def _argument_names(model: nn.Module, count: int) -> list[str]:
     names: list[str] = []
     for p in inspect.signature(model.forward).parameters.values():
         if p.kind is p.VAR_POSITIONAL:
-            names += [f"{p.name}_{place}" for place in range(count - len(names))]
+            names += [f"{p.name}_{i}" for i in range(count - len(names))]
         elif p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD):
             names.append(p.name)
     if count > len(names):
@@ -182,32 +182,32 @@ class _Tracer(fx.Tracer):
             raise
 
 
-class _Looker(fx.Interpreter):
+class _Recorder(fx.Interpreter):
     """Runs the graph, node by node, and remembers shapes and memory of the results."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module)
         self.alive: list[Any] = []  # so that memory is not used twice
-        self.seen: dict[fx.Node, Seen] = {}
+        self.results: dict[fx.Node, Result] = {}
 
     def run_node(self, n: fx.Node) -> Any:
         result = super().run_node(n)
         if isinstance(result, Tensor):
             self.alive.append(result)
-            self.seen[n] = Seen(tuple(result.shape), result.untyped_storage().data_ptr())
+            self.results[n] = Result(tuple(result.shape), result.untyped_storage().data_ptr())
         return result
 
 
 @torch.no_grad()
-def _look(module: fx.GraphModule, arguments: tuple[Any, ...]) -> dict[fx.Node, Seen]:
+def _results_of(module: fx.GraphModule, arguments: tuple[Any, ...]) -> dict[fx.Node, Result]:
     # On a copy of the inputs: layers that work in place would write to the caller's.
-    looker = _Looker(module)
-    looker.run(*deepcopy(arguments))
-    return looker.seen
+    recorder = _Recorder(module)
+    recorder.run(*deepcopy(arguments))
+    return recorder.results
 
 
 @torch.no_grad()
-def _several(model: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+def _at_least_two(model: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     """At least two examples: with one, a reshape over the batch looks like any other."""
     examples = len(arguments[0])
     if examples > 1:
