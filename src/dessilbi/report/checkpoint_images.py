@@ -94,8 +94,8 @@ def _within_limit(epochs: list[int], path: SolutionPath) -> tuple[list[int], lis
     most = max(2, min(24, LARGEST // max(smallest, 1)))
     if len(epochs) <= most:
         return epochs, []
-    places = np.unique(np.linspace(0, len(epochs) - 1, most).round().astype(int))
-    chosen = [epochs[i] for i in places]
+    indices = np.unique(np.linspace(0, len(epochs) - 1, most).round().astype(int))
+    chosen = [epochs[i] for i in indices]
     return chosen, [epoch for epoch in epochs if epoch not in chosen]
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from dessilbi._disk import write_whole
 from dessilbi.lab.run.directory import RunError, clear_errors
+from dessilbi.lab.run.files import FIGURES
 from dessilbi.report import path_drawings
 from dessilbi.report.charts import charts_of
 from dessilbi.report.drawings import draw_charts
@@ -80,14 +81,14 @@ def write_figures(
     if unknown := [form for form in formats if form not in FORMATS]:
         raise ValueError(f"formats must be of {', '.join(FORMATS)}, got {unknown[0]!r}")
     found = read_runs(runs)
-    place = Path(folder) if folder is not None else found[0].folder / "figures"
+    target = Path(folder) if folder is not None else found[0].folder / FIGURES
     written = []
     made = make_figures(found, layer)
-    with clear_errors(place, "-o"):
-        place.mkdir(parents=True, exist_ok=True)
+    with clear_errors(target, "-o"):
+        target.mkdir(parents=True, exist_ok=True)
         for key, figure in made.items():
             for form in formats:
-                file = place / f"{key}.{form}"
+                file = target / f"{key}.{form}"
                 write_whole(file, render(figure, form))
                 written.append(file)
     return written

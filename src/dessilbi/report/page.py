@@ -36,7 +36,7 @@ STILL_DPI = 110
 
 
 def write_report(runs: Sequence[str | Path], file: str | Path | None = None) -> Path:
-    """Write the report of one or several runs; returns its place.
+    """Write the report of one or several runs; returns the file.
 
     Args:
         runs: run directories; the first is the one looked at.
@@ -48,12 +48,12 @@ def write_report(runs: Sequence[str | Path], file: str | Path | None = None) -> 
     if not runs:
         raise RunError("name at least one run directory")
     found = read_runs(runs)
-    place = Path(file) if file is not None else found[0].folder / REPORT
+    target = Path(file) if file is not None else found[0].folder / REPORT
     page = make_page(found)
-    with clear_errors(place, "-o"):
-        place.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(place, page.encode())
-    return place
+    with clear_errors(target, "-o"):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(target, page.encode())
+    return target
 
 
 def make_page(runs: Sequence[RunData]) -> str:

@@ -59,10 +59,10 @@ def paths(run: RunData, layer: str | None = None) -> Figure | None:
         before = []
         for unit, value in zip(np.flatnonzero(came), at, strict=True):
             # The step of the entry is known: what lies before it is static outside.
-            place = min(int(np.searchsorted(epochs, entry[unit])), len(epochs) - 1) - 1
-            if place >= 0 and inside[place + 1, unit] and not inside[place, unit]:
-                before.append([stretches[place, unit, 0].copy(), [entry[unit], value]])
-                stretches[place, unit, 0] = entry[unit], value
+            index = min(int(np.searchsorted(epochs, entry[unit])), len(epochs) - 1) - 1
+            if index >= 0 and inside[index + 1, unit] and not inside[index, unit]:
+                before.append([stretches[index, unit, 0].copy(), [entry[unit], value]])
+                stretches[index, unit, 0] = entry[unit], value
         segments = np.concatenate([stretches.reshape(-1, 2, 2), np.reshape(before, (-1, 2, 2))])
         now = np.concatenate([inside[1:].reshape(-1), np.zeros(len(before), dtype=np.bool_)])
         for chosen, colour, style, label in (
@@ -163,9 +163,9 @@ def densities(run: RunData) -> Figure | None:
         values = [100 * path.density(path.epochs[-1], layer.name) for layer in path.layers]
     figure = new_figure(COLUMN, 0.9 + 0.16 * len(names))
     axes = figure.add_subplot()
-    places = np.arange(len(names))
-    axes.barh(places, values, color=INSIDE, height=0.65)
-    axes.set_yticks(places, names)
+    heights = np.arange(len(names))
+    axes.barh(heights, values, color=INSIDE, height=0.65)
+    axes.set_yticks(heights, names)
     axes.invert_yaxis()
     axes.set_xlim(0, 100)
     axes.set_xlabel("density, % of the layer's weights")
@@ -204,8 +204,8 @@ def _contact_sheet(axes: Axes, images: NDArray[np.float32], inside: NDArray[np.b
 
     _, height, width, channels = images.shape
     cell, frame = max(height, width), max(height, width) * 0.16
-    for place, (image, is_inside) in enumerate(zip(images, inside, strict=True)):
-        x, y = (place % _ACROSS) * (cell + frame), (place // _ACROSS) * (cell + frame)
+    for index, (image, is_inside) in enumerate(zip(images, inside, strict=True)):
+        x, y = (index % _ACROSS) * (cell + frame), (index // _ACROSS) * (cell + frame)
         extent = (x, x + width, y + height, y)
         if channels == 3:
             axes.imshow(np.clip(0.5 + image / 2, 0, 1), extent=extent)

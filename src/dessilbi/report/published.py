@@ -105,7 +105,7 @@ def _best(run: RunData, name: str) -> float | None:
 
 
 def _layers(run: RunData) -> Iterator[Row | None]:
-    """Density of each layer at the end; layers are matched by their place and size."""
+    """Density of each layer at the end; layers are matched by their order and size."""
     table = _LAYERS.get(run.config["model"]["name"])
     if table is None or run.path is None or run.config["data"]["name"] != "mnist":
         return

@@ -178,10 +178,10 @@ def _records(run: RunDir) -> list[dict[str, Any]]:
         found = run.records(file.name)
     except (OSError, UnicodeDecodeError) as error:
         raise RunError(f"{file} is damaged ({error}); restore it, or remove it") from error
-    for place, record in enumerate(found, start=1):
+    for number, record in enumerate(found, start=1):
         if not isinstance(record, dict) or type(record.get("epoch")) is not int:
             raise RunError(
-                f"{file} is not the record of a run: line {place} has no whole number 'epoch'"
+                f"{file} is not the record of a run: line {number} has no whole number 'epoch'"
             )
     return sorted((finite(r) for r in found), key=_epoch)
 
@@ -227,7 +227,7 @@ def read_runs(folders: Iterable[str | Path]) -> list[RunData]:
     """Several runs; the same one twice is read once."""
     seen: dict[Path, RunData] = {}
     for folder in folders:
-        place = Path(folder).resolve()
-        if place not in seen:
-            seen[place] = read_run(folder)
+        resolved = Path(folder).resolve()
+        if resolved not in seen:
+            seen[resolved] = read_run(folder)
     return list(seen.values())
