@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import doctest
-import importlib
 import math
 
 import numpy as np
@@ -92,10 +90,3 @@ def test_refuses():
     rule.update({"w": torch.ones(3, dtype=torch.bool)})
     with pytest.raises(ValueError, match="one rule for one network"):
         rule.update({"w": torch.ones(4, dtype=torch.bool)})
-
-
-@pytest.mark.parametrize("module", ["mask", "recorder", "stopping"])
-def test_examples_in_docstrings(module):
-    results = doctest.testmod(importlib.import_module(f"dessilbi.path.{module}"))
-    assert results.attempted > 0
-    assert results.failed == 0

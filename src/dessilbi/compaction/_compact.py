@@ -115,8 +115,15 @@ def compact(
         CompactError: the network cannot be read, or the result is not the same function.
 
     Example:
-        >>> small = compact(model, path.mask(density=0.2), torch.zeros(1, 3, 32, 32))
-        >>> print(small.report)
+        >>> model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
+        >>> mask = Mask({"0.weight": (torch.arange(16) < 5)[:, None].expand(16, 8)})
+        >>> small = compact(model, mask, torch.zeros(1, 8), latency=False)
+        >>> small.model
+        Sequential(
+          (0): Linear(in_features=8, out_features=5, bias=True)
+          (1): ReLU()
+          (2): Linear(in_features=5, out_features=2, bias=True)
+        )
     """
     if streams not in ("auto", "keep", "scatter"):
         raise CompactError(f"streams must be auto, keep or scatter, got {streams!r}")

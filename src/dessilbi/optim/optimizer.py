@@ -86,13 +86,17 @@ class DessiLBI(Optimizer):
     Every option can be set by parameter group.
 
     Example:
-        Change this::
+        Change ``torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)`` to this:
 
-            opt = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
-
-        to this::
-
-            opt = DessiLBI(split_parameters(model), lr=0.1, momentum=0.9, weight_decay=1e-4)
+        >>> model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
+        >>> opt = DessiLBI(split_parameters(model), lr=0.1, momentum=0.9, nu=1, lambd=0.3)
+        >>> x, y = torch.randn(32, 8), torch.randint(2, (32,))
+        >>> for _ in range(20):
+        ...     opt.zero_grad()
+        ...     nn.functional.cross_entropy(model(x), y).backward()
+        ...     opt.step()
+        >>> 0 < opt.density() < 1, list(opt.mask())
+        (True, ['0.weight', '2.weight'])
 
     References:
         Fu, Liu, Li, Sun, Zeng, Yao: DessiLBI: Exploring Structural Sparsity of Deep Networks via

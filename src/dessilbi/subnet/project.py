@@ -34,9 +34,12 @@ def project(model: nn.Module, mask: Mapping[str, Tensor]) -> Iterator[nn.Module]
             not name stay as they are.
 
     Example:
-        >>> with project(model, path.mask(density=0.05)):
-        ...     recalibrate_batchnorm(model, inputs)
-        ...     accuracy = evaluate(model)
+        >>> model, x = nn.Linear(8, 2), torch.ones(3, 8)
+        >>> mask = Mask.magnitude(model, density=0.25)
+        >>> with project(model, mask):
+        ...     output, left = model(x), int(model.weight.count_nonzero())
+        >>> left, int(model.weight.count_nonzero())
+        (4, 16)
     """
     kept = masked_weights(model, mask)
     dense = [p.detach().clone() for p, _ in kept]
