@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
 from compaction_nets import (
     NETS,
     Separable,
@@ -18,10 +21,7 @@ from compaction_nets import (
     relative,
     weight_mask,
 )
-from torch import nn
-from torch.nn.functional import cross_entropy
-
-from dessilbi import Mask
+from dessilbi import Mask, project, recalibrate_batchnorm
 from dessilbi.compaction import compact
 
 if TYPE_CHECKING:
@@ -157,3 +157,17 @@ def test_channels_last_and_other_batch_and_image_sizes() -> None:
     x = torch.randn(5, 3, 20, 24, dtype=torch.float64)
     with torch.no_grad():
         assert relative([small.model(x)], masked(model, mask, x)) <= 1e-10
+
+
+def test_batchnorm_is_measured_anew_before_the_cut() -> None:
+    model = randomize(lab_net("digits-net", 8, 1))
+    mask = filter_mask(model, 0.5)
+    inputs = [torch.randn(32, 1, 8, 8) for _ in range(2)]
+    small = compact(model, mask, inputs[0][:1], recalibrate=iter(inputs), latency=False)
+    with torch.no_grad(), project(model.eval(), mask):
+        recalibrate_batchnorm(model, inputs)
+        wanted = model(inputs[0])
+    with torch.no_grad():
+        found = small.model(inputs[0])
+    assert relative([found], [wanted]) <= 1e-5
+    assert relative([found], masked(model, mask, inputs[0])) > 1e-2, "it matters"

@@ -5,17 +5,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from path_problems import EPOCH, Net, make, recorded, train
-from torch import nn
+from path_problems import EPOCH, make, recorded, train
 
-from dessilbi.path import (
-    DEFAULT_ORDER,
-    ORDERS,
-    SCALES,
-    PathRecorder,
-    SolutionPath,
-    count_macs_per_weight,
-)
+from dessilbi.path import DEFAULT_ORDER, ORDERS, SCALES, PathRecorder, SolutionPath
 from dessilbi.path.orders import Groups, ranked_groups
 
 PATH = recorded()
@@ -240,25 +232,3 @@ def test_the_default_order_exists():
 
 
 # ---------------------------------------------------------------------- multiply-adds
-
-
-def test_macs_of_a_network():
-    net = Net().train()
-    assert count_macs_per_weight(net, torch.zeros(3, 1, 6, 6)) == MACS
-    assert net.training
-    assert not net.conv._forward_hooks
-
-
-def test_macs_of_tokens_grouped_tied_and_repeated_layers():
-    assert count_macs_per_weight(nn.Linear(4, 2), torch.zeros(5, 7, 4)) == {"weight": 7.0}
-    assert count_macs_per_weight(nn.Conv1d(4, 4, 3, groups=2, stride=2), torch.zeros(1, 4, 9)) == {
-        "weight": 4.0
-    }
-    assert count_macs_per_weight(nn.Conv3d(1, 2, 2), torch.zeros(1, 1, 3, 3, 3)) == {"weight": 8.0}
-    tied = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
-    tied[1].weight = tied[0].weight
-    assert count_macs_per_weight(tied, torch.zeros(2, 3)) == {"0.weight": 2.0}
-    with pytest.raises(ValueError, match="at least one example"):
-        count_macs_per_weight(tied, torch.zeros(0, 3))
-    with pytest.raises(ValueError, match="must be a batch"):
-        count_macs_per_weight(tied, ())

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from compaction_nets import NETS, Separable, lab_net
 from torch import nn
 
+from compaction_nets import NETS, Separable, lab_net
 from dessilbi.compaction import Tied, tied_channels
 
 
