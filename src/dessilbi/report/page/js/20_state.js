@@ -36,7 +36,7 @@ const path = () => run().path;
 const layer = () => path().layers[state.layer];
 
 // The last mark at or before the chosen epoch: runs need not have marked the same ones.
-function markAt(epochs, epoch = state.epoch) {
+function snapshotAt(epochs, epoch = state.epoch) {
   let at = 0;
   while (at < epochs.length - 1 && epochs[at + 1] <= epoch) at++;
   return at;
@@ -44,7 +44,7 @@ function markAt(epochs, epoch = state.epoch) {
 
 // The last record at or before the chosen epoch: a run may have ended before the longest one.
 function recordAt(one, name) {
-  const at = markAt(one.records.epoch);
+  const at = snapshotAt(one.records.epoch);
   return one.records.epoch[at] <= state.epoch ? one.records[name][at] : null;
 }
 
@@ -75,7 +75,7 @@ function partnerNames(found) {
 function unitLines(unit) {
   const p = path();
   const found = p.layers[p.layerOf[unit]];
-  const mark = markAt(p.epochs);
+  const mark = snapshotAt(p.epochs);
   const at = mark * p.rows + unit;
   const lines = [];
   if (p.entry[unit] < 0) lines.push("never entered");

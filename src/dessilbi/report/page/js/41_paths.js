@@ -9,7 +9,7 @@ function pathScales(panel) {
   const found = layer();
   const values = p[panel.options.norm];
   const frame = (panel.frame = frameOf(panel));
-  const x = linear(p.epochs[0], Math.max(p.epochs[p.marks - 1], p.epochs[0] + 1), frame.left, frame.right);
+  const x = linear(p.epochs[0], Math.max(p.epochs[p.snapshots - 1], p.epochs[0] + 1), frame.left, frame.right);
   const lists = p.epochs.map((_, m) => values.subarray(m * p.rows + found.start, m * p.rows + found.start + found.rows));
   const [low, high] = extent(lists, panel.log);
   const y = panel.log
@@ -19,14 +19,14 @@ function pathScales(panel) {
 }
 
 // Stretches of a filter's line that lie inside (or outside) the support, as one canvas path. Between
-// two marks the colour is that of the second, but for the first entry, whose step is known.
+// two snapshots the colour is that of the second, but for the first entry, whose step is known.
 function tracePath(ctx, panel, unit, inside) {
   const p = path();
   const { x, y } = panel.scales;
   const values = p[panel.options.norm];
   const entry = p.entryEpoch[unit];
   let open = false;
-  for (let m = 1; m < p.marks; m++) {
+  for (let m = 1; m < p.snapshots; m++) {
     const [from, to] = [p.epochs[m - 1], p.epochs[m]];
     const now = p.inside[m * p.rows + unit] > 0;
     const enters = now && entry > from && entry < to && layer().exact;
@@ -61,8 +61,8 @@ function strokePaths(panel, units, width, alpha, dashes) {
 
 function valueAtEpoch(unit, epoch, values) {
   const p = path();
-  const m = Math.min(markAt(p.epochs, epoch), Math.max(p.marks - 2, 0));
-  const next = Math.min(m + 1, p.marks - 1);
+  const m = Math.min(snapshotAt(p.epochs, epoch), Math.max(p.snapshots - 2, 0));
+  const next = Math.min(m + 1, p.snapshots - 1);
   const share = next === m ? 0 : (epoch - p.epochs[m]) / (p.epochs[next] - p.epochs[m]);
   const a = values[m * p.rows + unit];
   return a + (values[next * p.rows + unit] - a) * Math.min(Math.max(share, 0), 1);
@@ -91,7 +91,7 @@ const pathsSpec = {
     axes(panel.ctx, panel.frame, panel.scales.x, panel.scales.y, {
       xLabel: "epoch",
       yLabel: `norm of the ${layer().word}, ‖${SYMBOLS[panel.options.norm]}‖`,
-      xTicks: epochTicks(panel.frame, p.epochs[0], p.epochs[p.marks - 1]),
+      xTicks: epochTicks(panel.frame, p.epochs[0], p.epochs[p.snapshots - 1]),
     });
     strokePaths(panel, units, few ? 1.3 : 0.8, few ? 0.85 : 0.55, few);
     for (const unit of units) markEntry(panel, unit, few ? 3 : 1.6);
@@ -110,7 +110,7 @@ const pathsSpec = {
     strokePaths(panel, [unit], 3.2, 1, true);
     markEntry(panel, unit, 5);
     const p = path();
-    const last = p[panel.options.norm][(p.marks - 1) * p.rows + unit];
+    const last = p[panel.options.norm][(p.snapshots - 1) * p.rows + unit];
     write(ctx, `${layer().word} ${unit - layer().start}`, panel.frame.right - 4, panel.scales.y(last) - 8, {
       align: "right", base: "alphabetic", colour: colours.ink, font: "600 12px",
     });
@@ -135,7 +135,7 @@ const pathsSpec = {
   readout() {
     const p = path();
     const found = layer();
-    const mark = markAt(p.epochs);
+    const mark = snapshotAt(p.epochs);
     const inside = layerUnits().filter((unit) => p.inside[mark * p.rows + unit] > 0).length;
     const weights = found.exact ? "" : " have weights";
     return `${found.short}, epoch ${p.epochs[mark]}: ${inside} of ${found.rows} ${found.word}s${weights || " are"} in the support.`;

@@ -28,9 +28,9 @@ function entryImage(order) {
   const p = path();
   const colour = entryRamp();
   const empty = parts(colours.empty);
-  const last = p.epochs[p.marks - 1] || 1;
+  const last = p.epochs[p.snapshots - 1] || 1;
   const own = order.map((unit) => colour((p.entryEpoch[unit] || 0) / last));
-  return pixelImage(p.marks, order.length, (m, row) => {
+  return pixelImage(p.snapshots, order.length, (m, row) => {
     const share = p.inside[m * p.rows + order[row]] / 255;
     // Of neurons whose weights enter one by one a tint says how many have.
     return packed(share ? mix(empty, own[row], 0.35 + 0.65 * share) : empty);
@@ -49,7 +49,7 @@ const entriesSpec = {
     const longest = Math.max(...p.layers.map((one) => one.short.length));
     const frame = (panel.frame = frameOf(panel, Math.min(24 + longest * 6.4, panel.width * 0.3)));
     frame.top = 34;
-    const [first, last] = [p.epochs[0], p.epochs[p.marks - 1]];
+    const [first, last] = [p.epochs[0], p.epochs[p.snapshots - 1]];
     const x = (panel.scale = linear(first - 0.5, last + 0.5, frame.left, frame.right));
     panel.bands = bands(panel);
     panel.orders = panel.bands.map((band) => entryOrder(band.layer, panel.options.order));
@@ -72,7 +72,7 @@ const entriesSpec = {
   overlay(panel) {
     const { ctx, frame } = panel;
     const p = path();
-    cursor(ctx, frame, panel.scale, p.epochs[markAt(p.epochs)] + 0.5);
+    cursor(ctx, frame, panel.scale, p.epochs[snapshotAt(p.epochs)] + 0.5);
     const chosen = panel.bands[state.layer];
     ctx.fillStyle = colours.inside;
     ctx.fillRect(frame.left - 4, chosen.top, 3, chosen.height);
@@ -92,7 +92,7 @@ const entriesSpec = {
   },
   readout() {
     const p = path();
-    const mark = markAt(p.epochs);
+    const mark = snapshotAt(p.epochs);
     const entered = p.entry.filter((step) => step >= 0 && step <= p.steps[mark]).length;
     return `Up to epoch ${p.epochs[mark]}: ${entered.toLocaleString("en")} of ${p.rows.toLocaleString("en")} filters and neurons entered.`;
   },
@@ -101,7 +101,7 @@ const entriesSpec = {
     const rows = Array.from({ length: p.rows }, (_, unit) => {
       const found = p.layers[p.layerOf[unit]];
       const entered = p.entry[unit] < 0 ? ["", ""] : [p.entry[unit], p.entryEpoch[unit]];
-      return [found.name, unit - found.start, ...entered, p.leaves[unit], p.inside[(p.marks - 1) * p.rows + unit] / 255];
+      return [found.name, unit - found.start, ...entered, p.leaves[unit], p.inside[(p.snapshots - 1) * p.rows + unit] / 255];
     });
     return [["layer", "unit", "entry_step", "entry_epoch", "leaves", "share_inside_at_the_end"], ...rows];
   },

@@ -3,7 +3,7 @@
 
 function ratios() {
   const p = path();
-  const mark = markAt(p.epochs);
+  const mark = snapshotAt(p.epochs);
   return layerUnits()
     .map((unit) => ({
       unit,
@@ -16,7 +16,7 @@ function ratios() {
 // The filter of the whole net that is outside and nearest to its threshold.
 function nextOfAll() {
   const p = path();
-  const at = markAt(p.epochs) * p.rows;
+  const at = snapshotAt(p.epochs) * p.rows;
   let best = null;
   let largest = 0;
   for (let unit = 0; unit < p.rows; unit++) {
@@ -117,7 +117,7 @@ const nextSpec = {
   },
   csv(panel) {
     if (panel.bars) {
-      const epoch = path().epochs[markAt(path().epochs)];
+      const epoch = path().epochs[snapshotAt(path().epochs)];
       const rows = panel.bars.map((bar) => [layer().name, bar.unit - layer().start, epoch, bar.ratio, +bar.inside]);
       return [["layer", "unit", "epoch", "norm_V_over_lambd", "inside"], ...rows];
     }

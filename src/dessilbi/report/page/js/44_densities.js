@@ -3,11 +3,11 @@
 function layerDensities() {
   const one = run();
   if (one.path) {
-    const at = one.path.densities[markAt(one.path.epochs)];
+    const at = one.path.densities[snapshotAt(one.path.epochs)];
     const end = one.path.densities[one.path.snapshots - 1];
     return one.path.layers.map((found, i) => ({ name: found.short, now: at[i], end: end[i], numel: found.numel }));
   }
-  const at = markAt(one.records.epoch);
+  const at = snapshotAt(one.records.epoch);
   return Object.entries(one.densities).map(([name, values]) => ({
     name, now: values[at] ?? 0, end: values[values.length - 1] ?? 0, numel: null,
   }));
@@ -57,8 +57,8 @@ const densitiesSpec = {
   ],
   readout() {
     const one = run();
-    const density = one.path ? one.path.density[markAt(one.path.epochs)] : recordAt(one, "density");
-    const epoch = one.path ? one.path.epochs[markAt(one.path.epochs)] : recordEpoch(one);
+    const density = one.path ? one.path.density[snapshotAt(one.path.epochs)] : recordAt(one, "density");
+    const epoch = one.path ? one.path.epochs[snapshotAt(one.path.epochs)] : recordEpoch(one);
     return `Epoch ${epoch}: ${percent(density, 2)} of all these weights.`;
   },
   csv() {

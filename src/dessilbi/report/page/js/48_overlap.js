@@ -26,7 +26,7 @@ const overlapSpec = {
     for (const share of [0, 50, 100]) write(ctx, `${share} %`, frame.right + 28, bottom - (share / 100) * size);
   },
   overlay(panel) {
-    const at = markAt(path().overlap.epochs);
+    const at = snapshotAt(path().overlap.epochs);
     const { ctx, frame } = panel;
     [ctx.strokeStyle, ctx.lineWidth] = ["#ffffff", 2];
     const width = panel.x(1) - panel.x(0);
@@ -43,7 +43,7 @@ const overlapSpec = {
   readout() {
     const { overlap, settled } = path();
     const n = overlap.epochs.length;
-    const at = markAt(overlap.epochs);
+    const at = snapshotAt(overlap.epochs);
     const words = settled === null ? "The support has not settled by the run’s own rule." : `By the run’s own rule it settled at epoch ${settled}.`;
     return `The support of epoch ${overlap.epochs[at]} shares ${percent(overlap.matrix[at * n + n - 1] / 65535)} with the last one. ${words}`;
   },

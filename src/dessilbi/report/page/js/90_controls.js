@@ -99,7 +99,7 @@ function recolour() {
 function updateFigures() {
   const one = run();
   const p = one.path;
-  const mark = p ? markAt(p.epochs) : 0;
+  const mark = p ? snapshotAt(p.epochs) : 0;
   const density = p ? p.density[mark] : recordAt(one, "density");
   const sparse = recordAt(one, "recalibrated_accuracy") ?? recordAt(one, "sparse_accuracy");
   const epoch = recordEpoch(one);
