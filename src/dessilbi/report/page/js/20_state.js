@@ -35,7 +35,7 @@ const run = () => report.runs[state.run];
 const path = () => run().path;
 const layer = () => path().layers[state.layer];
 
-// The last mark at or before the chosen epoch: runs need not have marked the same ones.
+// The last snapshot at or before the chosen epoch: runs need not have taken the same ones.
 function snapshotAt(epochs, epoch = state.epoch) {
   let at = 0;
   while (at < epochs.length - 1 && epochs[at + 1] <= epoch) at++;
@@ -75,8 +75,8 @@ function partnerNames(found) {
 function unitLines(unit) {
   const p = path();
   const found = p.layers[p.layerOf[unit]];
-  const mark = snapshotAt(p.epochs);
-  const at = mark * p.rows + unit;
+  const snapshot = snapshotAt(p.epochs);
+  const at = snapshot * p.rows + unit;
   const lines = [];
   if (p.entry[unit] < 0) lines.push("never entered");
   else {
@@ -86,7 +86,7 @@ function unitLines(unit) {
   if (p.leaves[unit]) lines.push(`left again ${p.leaves[unit]} time${p.leaves[unit] > 1 ? "s" : ""}`);
   const inside = p.inside[at];
   const where = inside === 255 ? "in the support" : inside ? `${percent(inside / 255, 0)} in the support` : "outside";
-  lines.push(`epoch ${p.epochs[mark]}: ${where}`);
+  lines.push(`epoch ${p.epochs[snapshot]}: ${where}`);
   lines.push(`‖W‖ ${short(p.W[at], 3)}   ‖Γ‖ ${short(p.Gamma[at], 3)}   ‖V‖ ${short(p.V[at], 3)}`);
   if (found.exact && p.threshold[unit] > 0) {
     const joint = found.partners.length ? `joint ‖V‖ with ${partnerNames(found)}` : "‖V‖";

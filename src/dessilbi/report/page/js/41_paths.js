@@ -135,10 +135,10 @@ const pathsSpec = {
   readout() {
     const p = path();
     const found = layer();
-    const mark = snapshotAt(p.epochs);
-    const inside = layerUnits().filter((unit) => p.inside[mark * p.rows + unit] > 0).length;
+    const snapshot = snapshotAt(p.epochs);
+    const inside = layerUnits().filter((unit) => p.inside[snapshot * p.rows + unit] > 0).length;
     const weights = found.exact ? "" : " have weights";
-    return `${found.short}, epoch ${p.epochs[mark]}: ${inside} of ${found.rows} ${found.word}s${weights || " are"} in the support.`;
+    return `${found.short}, epoch ${p.epochs[snapshot]}: ${inside} of ${found.rows} ${found.word}s${weights || " are"} in the support.`;
   },
   csv(panel) {
     const p = path();

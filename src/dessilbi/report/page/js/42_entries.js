@@ -92,9 +92,9 @@ const entriesSpec = {
   },
   readout() {
     const p = path();
-    const mark = snapshotAt(p.epochs);
-    const entered = p.entry.filter((step) => step >= 0 && step <= p.steps[mark]).length;
-    return `Up to epoch ${p.epochs[mark]}: ${entered.toLocaleString("en")} of ${p.rows.toLocaleString("en")} filters and neurons entered.`;
+    const snapshot = snapshotAt(p.epochs);
+    const entered = p.entry.filter((step) => step >= 0 && step <= p.steps[snapshot]).length;
+    return `Up to epoch ${p.epochs[snapshot]}: ${entered.toLocaleString("en")} of ${p.rows.toLocaleString("en")} filters and neurons entered.`;
   },
   csv() {
     const p = path();

@@ -3,12 +3,12 @@
 
 function ratios() {
   const p = path();
-  const mark = snapshotAt(p.epochs);
+  const snapshot = snapshotAt(p.epochs);
   return layerUnits()
     .map((unit) => ({
       unit,
-      ratio: p.joint[mark * p.rows + unit] / p.threshold[unit],
-      inside: p.inside[mark * p.rows + unit] > 0,
+      ratio: p.joint[snapshot * p.rows + unit] / p.threshold[unit],
+      inside: p.inside[snapshot * p.rows + unit] > 0,
     }))
     .sort((a, b) => b.ratio - a.ratio);
 }

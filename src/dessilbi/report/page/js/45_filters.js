@@ -34,7 +34,7 @@ const filtersSpec = {
     const order = entryOrder(found, panel.options.order);
     const rows = Math.ceil(order.length / grid.across);
     const pitch = grid.cell + 6;
-    const mark = snapshotAt(p.epochs, kept.epoch);
+    const snapshot = snapshotAt(p.epochs, kept.epoch);
     ["W", "Gamma"].forEach((what, side) => {
       const left = grid.stacked ? 0 : side * (grid.half + 24);
       const top = grid.stacked ? side * (rows * pitch + 30) : 0;
@@ -44,7 +44,7 @@ const filtersSpec = {
       order.forEach((unit, i) => {
         const x = left + (i % grid.across) * pitch + 3;
         const y = top + 24 + Math.floor(i / grid.across) * pitch;
-        const inside = p.inside[mark * p.rows + unit] > 0;
+        const inside = p.inside[snapshot * p.rows + unit] > 0;
         drawFilter(ctx, sheet, unit - found.start, x, y, grid.cell);
         const chosen = unit === state.unit;
         ctx.strokeStyle = inside ? colours.inside : colours.outside;

@@ -99,8 +99,8 @@ function recolour() {
 function updateFigures() {
   const one = run();
   const p = one.path;
-  const mark = p ? snapshotAt(p.epochs) : 0;
-  const density = p ? p.density[mark] : recordAt(one, "density");
+  const snapshot = p ? snapshotAt(p.epochs) : 0;
+  const density = p ? p.density[snapshot] : recordAt(one, "density");
   const sparse = recordAt(one, "recalibrated_accuracy") ?? recordAt(one, "sparse_accuracy");
   const epoch = recordEpoch(one);
   const values = {
@@ -110,7 +110,7 @@ function updateFigures() {
     "kept by the mask": p && one.mask_density !== null ? percent(one.mask_density) : null,
     density: density === null ? null : percent(density),
     "training loss": short(recordAt(one, "train_loss"), 3),
-    "coupling gap": p ? short(p.gap[mark], 3) : null,
+    "coupling gap": p ? short(p.gap[snapshot], 3) : null,
   };
   const items = Object.entries(values)
     .filter(([, value]) => value !== null)
