@@ -32,14 +32,16 @@ import torch
 
 from dessilbi.lab.analysis.frontier import curves, frontier
 from dessilbi.lab.analysis.frontier_picture import draw
-from dessilbi.lab.run.config import Config, FreezeConfig, NestedConfig, OptimizerConfig, PruneConfig
+from dessilbi.lab.run.config import Config, OptimizerConfig
+from dessilbi.lab.run.methods import Dense, FrozenSupport, GradualPruning
+from dessilbi.lab.run.options import RunOptions
 from dessilbi.lab.run.recipes import (
     lenet_5_mnist_nested,
     lenet_300_100_fashion_nested,
     lenet_300_100_fashion_nested_drops,
     vgg_4_cifar10_nested,
 )
-from dessilbi.lab.training.loop import Place, train
+from dessilbi.lab.training.loop import train
 from dessilbi.paper.optimizers import COMPETITORS
 
 SGD = COMPETITORS["sgd-mom-wd"]
@@ -59,7 +61,7 @@ CIFAR = with_held_out(vgg_4_cifar10_nested(), validation=5_000, images=10_000)
 NEURONS = replace(
     FASHION_COSINE,
     optimizer=replace(CIFAR.optimizer, lr=0.1, nu=300.0, penalty="group_lasso", exclude=("fc3",)),
-    nested=CIFAR.nested,
+    method=CIFAR.method,
 )
 TASKS: dict[str, tuple[Config, tuple[float, ...]]] = {
     "fashion": (FASHION, WEIGHTS),
@@ -87,9 +89,9 @@ def one_run(method: str, base: Config) -> Config:
     if method == "nested-long":
         return replace(base, epochs=2 * base.epochs)
     lr = base.optimizer.lr
-    base = replace(base, nested=NestedConfig(), optimizer=PLAIN)
+    base = replace(base, method=Dense(), optimizer=PLAIN)
     if method == "freeze":
-        return replace(base, freeze=FreezeConfig(epoch=base.epochs // 3))
+        return replace(base, method=FrozenSupport(epoch=base.epochs // 3))
     changed = {
         "plain": PLAIN,
         "dense-classifier": replace(PLAIN, exclude=("fc3",)),
@@ -106,14 +108,14 @@ def configs(task: str, method: str, seed: int) -> list[Config]:
     named = replace(base, name=f"{task}-{method}", seed=seed)
     if method not in ("gradual", "gradual-decayed", "half"):
         return [one_run(method, named)]
-    prune = PruneConfig(penalty=base.optimizer.penalty, exclude=base.optimizer.exclude)
+    prune = GradualPruning(penalty=base.optimizer.penalty, exclude=base.optimizer.exclude)
     if method == "half":
         prune = replace(prune, begin=0.5, end=0.5)
     optimizer = replace(SGD, lr=base.optimizer.lr)
     if method == "gradual-decayed":
         optimizer = replace(optimizer, weight_decay=5e-4)
-    sgd = replace(named, optimizer=optimizer, nested=NestedConfig())
-    return [replace(sgd, prune=replace(prune, density=density)) for density in densities]
+    sgd = replace(named, optimizer=optimizer)
+    return [replace(sgd, method=replace(prune, density=density)) for density in densities]
 
 
 def named_in_picture(run: str, task: str) -> str:
@@ -136,7 +138,7 @@ def main() -> None:
     parser.add_argument("--axes", nargs="+", choices=axes, default=axes, help="of the picture")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    place = Place(runs=args.runs, data_dir=args.data_dir)
+    place = RunOptions(runs=args.runs, data_dir=args.data_dir)
     densities = (*TASKS[args.task][1], 1.0)
     found = []
     for seed in range(args.first_seed, args.first_seed + args.seeds):

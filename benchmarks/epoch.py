@@ -31,10 +31,12 @@ from dessilbi.lab.data import TensorSplit
 from dessilbi.lab.models import make_model
 from dessilbi.lab.run.config import Config, DataConfig, ModelConfig, OptimizerConfig
 from dessilbi.lab.run.directory import RunDir
-from dessilbi.lab.training.distributed import Team
-from dessilbi.lab.training.loop import Place, Trainer
+from dessilbi.lab.run.options import RunOptions
+from dessilbi.lab.training.distributed import World
+from dessilbi.lab.training.loop import train_epoch
+from dessilbi.lab.training.optimizers import make_optimizer
+from dessilbi.lab.training.state import Training
 from dessilbi.lab.training.terminal import TerminalDisplay
-from dessilbi.paper.optimizers import make_optimizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -56,21 +58,21 @@ def lenet_5(data_dir: Path | None, images: int, rounds: int) -> dict[str, list[f
         batch_size=BATCH,
     )
     with tempfile.TemporaryDirectory() as folder:
-        place = Place(runs=Path(folder), data_dir=data_dir)
+        place = RunOptions(runs=Path(folder), data_dir=data_dir)
         run = RunDir.of(config, place.runs)
         screen = TerminalDisplay(Console(file=io.StringIO(), force_terminal=True))
-        trainer = Trainer(config, place, run, torch.device("cpu"), Team(), screen)
-        trainer._record_path(resumed=False)
+        trainer = Training.make(config, place, run, torch.device("cpu"), World(), screen)
+        trainer.begin()
         assert isinstance(trainer.data.train, TensorSplit)
         x, y = trainer.data.train.tensors()
         raw = trainer.data.train.images
 
         with screen:
-            screen.start(config, run, trainer.position, trainer.data)
+            screen.start(config, run, trainer.progress, trainer.data)
 
             def whole() -> None:
-                trainer._train_epoch()
-                trainer.position.next_epoch()
+                train_epoch(trainer)
+                trainer.progress.next_epoch()
 
             contenders = {
                 "dessilbi train": whole,

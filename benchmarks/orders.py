@@ -27,8 +27,9 @@ from dessilbi.lab.models import make_model
 from dessilbi.lab.run.checkpoint import load_model
 from dessilbi.lab.run.config import Config, DataConfig, ModelConfig, OptimizerConfig, ScheduleConfig
 from dessilbi.lab.run.files import LAST
+from dessilbi.lab.run.options import RunOptions
 from dessilbi.lab.training.evaluate import evaluate, evaluate_recalibrated
-from dessilbi.lab.training.loop import Place, train
+from dessilbi.lab.training.loop import train
 from dessilbi.path import ORDERS
 from dessilbi.path.orders import Scale
 
@@ -124,7 +125,7 @@ def main() -> None:
     results: dict[str, dict[str, list[list[float]]]] = {name: {} for name in DENSITIES}
     for seed in range(args.seeds):
         for name, config in configs(seed).items():
-            run = train(config, Place(runs=args.runs, data_dir=args.data_dir))
+            run = train(config, RunOptions(runs=args.runs, data_dir=args.data_dir))
             for row, values in score(run, DENSITIES[name], args.data_dir).items():
                 results[name].setdefault(row, []).append(values)
     for name, rows in results.items():

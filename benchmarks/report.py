@@ -24,7 +24,7 @@ import torch
 
 from dessilbi import DessiLBI, split_parameters
 from dessilbi.lab.models import make_model
-from dessilbi.lab.run.checkpoint import Position, take
+from dessilbi.lab.run.checkpoint import Progress, make_checkpoint
 from dessilbi.lab.run.config import Config, DataConfig, ModelConfig
 from dessilbi.lab.run.directory import RunDir
 from dessilbi.lab.run.files import LAST, PATH
@@ -96,8 +96,8 @@ def synthetic_run(runs: Path, network: str = "vgg-16", epochs: int = EPOCHS) -> 
     path.save(run.path / PATH)
     for epoch in KEPT:
         if epoch <= epochs:
-            run.save(f"checkpoint-{epoch}", take(model, opt, Position(epoch=epoch)))
-    run.save(LAST, take(model, opt, Position(epoch=epochs)))
+            run.save(f"checkpoint-{epoch}", make_checkpoint(model, opt, Progress(epoch=epoch)))
+    run.save(LAST, make_checkpoint(model, opt, Progress(epoch=epochs)))
     return run
 
 

@@ -38,8 +38,9 @@ from dessilbi.lab.run.config import (
     StartConfig,
 )
 from dessilbi.lab.run.files import LAST
+from dessilbi.lab.run.options import RunOptions
 from dessilbi.lab.training.evaluate import evaluate
-from dessilbi.lab.training.loop import Place, train
+from dessilbi.lab.training.loop import train
 from dessilbi.lab.training.start import write_start
 from dessilbi.paper.optimizers import COMPETITORS
 
@@ -76,7 +77,7 @@ def accuracy(run: RunDir) -> float:
     return float(run.records()[-1]["accuracy"])
 
 
-def one_seed(seed: int, place: Place) -> dict[str, float]:
+def one_seed(seed: int, place: RunOptions) -> dict[str, float]:
     """Every figure for one seed."""
     twin = OptimizerConfig(momentum=0.9, weight_decay=1e-4, nu=10.0, lambd=0.3)
     dessilbi = train(config("dessilbi", twin, seed), place)
@@ -123,7 +124,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    place = Place(runs=args.runs, data_dir=args.data_dir)
+    place = RunOptions(runs=args.runs, data_dir=args.data_dir)
     last = args.first_seed + args.seeds - 1
     seeds = [one_seed(seed, place) for seed in range(args.first_seed, last + 1)]
     span = f"seeds {args.first_seed} to {last}"

@@ -19,13 +19,14 @@ import torch
 from dessilbi.lab.run.config import (
     Config,
     ModelConfig,
-    NestedConfig,
     OptimizerConfig,
-    PruneConfig,
     ScheduleConfig,
     StopConfig,
 )
-from dessilbi.lab.training.loop import Place, Silent, train
+from dessilbi.lab.run.methods import GradualPruning, NestedWeights
+from dessilbi.lab.run.options import RunOptions
+from dessilbi.lab.training.display import Silent
+from dessilbi.lab.training.loop import train
 from dessilbi.paper.optimizers import COMPETITORS
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from dessilbi.lab.run.checkpoint import Position
+    from dessilbi.lab.run.checkpoint import Progress
     from dessilbi.lab.run.directory import RunDir
 
 PATIENCE = 60.0
@@ -65,8 +66,7 @@ NESTED = replace(
     SMALL,
     name="small-nested",
     keep=(),
-    nested=NestedConfig(
-        on=True,
+    method=NestedWeights(
         min_density=0.02,
         max_density=1.0,
         ramp_start=0.1,
@@ -80,7 +80,7 @@ PRUNED = replace(
     name="small-pruned",
     keep=(),
     optimizer=COMPETITORS["sgd-mom-wd"],
-    prune=PruneConfig(density=0.1, begin=0.1, end=0.6, every=2),
+    method=GradualPruning(density=0.1, begin=0.1, end=0.6, every=2),
 )
 
 # What depends on the clock, the machine, or whether the run was interrupted.
@@ -112,7 +112,7 @@ def weights_of(run: RunDir, name: str = "checkpoint-last") -> dict[str, torch.Te
 
 
 def uninterrupted(config: Config, runs: Path) -> RunDir:
-    return train(config, Place(runs=runs))
+    return train(config, RunOptions(runs=runs))
 
 
 def with_model(monkeypatch: pytest.MonkeyPatch, make: Callable[..., nn.Module]) -> ModelConfig:
@@ -133,7 +133,7 @@ class CrashAt(Silent):
     def __init__(self, steps: int) -> None:
         self.left = steps
 
-    def batch(self, position: Position, batches: int) -> None:
+    def batch(self, progress: Progress, batches: int) -> None:
         self.left -= 1
         if self.left == 0:
             raise Crash
@@ -194,7 +194,7 @@ class Life:
         torch.set_num_threads(1)
         if self.death is not None:
             _die_at(self.death)
-        train(self.config, Place(runs=self.runs, save_minutes=self.save_minutes))
+        train(self.config, RunOptions(runs=self.runs, save_minutes=self.save_minutes))
 
 
 def live(life: Life) -> int:

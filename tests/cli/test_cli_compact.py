@@ -18,9 +18,10 @@ from dessilbi.lab.analysis.networks import trained_network
 from dessilbi.lab.analysis.subnetworks import Choice, Retrain, open_path, prepare
 from dessilbi.lab.data import load_dataset
 from dessilbi.lab.run.config import ModelConfig
+from dessilbi.lab.run.options import RunOptions
 from dessilbi.lab.training.build import load_data
 from dessilbi.lab.training.evaluate import evaluate, evaluate_recalibrated
-from dessilbi.lab.training.loop import Place, train
+from dessilbi.lab.training.loop import train
 from lab_runs import SMALL, uninterrupted
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ def test_a_subnetworks_run_has_its_own_mask(
     run: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = prepare(run, Choice(density=0.4), Retrain.parse("finetune"), tmp_path / "sub")
-    child = train(config, Place(runs=tmp_path / "sub"))
+    child = train(config, RunOptions(runs=tmp_path / "sub"))
     text = said(capsys, "compact", str(child.path))
     assert "its own mask" in text
     assert (child.path / "compact-own" / "model.safetensors").is_file()

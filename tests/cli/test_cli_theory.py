@@ -11,16 +11,20 @@ from torch import nn
 
 from dessilbi.cli import main
 from dessilbi.lab.run.config import to_json
-from dessilbi.lab.training.loop import Place, Silent, train
-from dessilbi.lab.training.step_check import StepCheck, iteration_of
-from dessilbi.paper.optimizers import make_optimizer
+from dessilbi.lab.run.directory import RunDir
+from dessilbi.lab.run.options import RunOptions
+from dessilbi.lab.training.callbacks.step_check import StepCheckCallback, iteration_of
+from dessilbi.lab.training.display import Silent
+from dessilbi.lab.training.distributed import World
+from dessilbi.lab.training.loop import train
+from dessilbi.lab.training.optimizers import make_optimizer
+from dessilbi.lab.training.state import Training
 from lab_runs import SMALL, assert_same_run, changed, uninterrupted, with_model
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from dessilbi.lab.run.config import Config
-    from dessilbi.lab.run.directory import RunDir
 
 FEW = ("--images", "200", "--iterations", "12")
 
@@ -190,14 +194,14 @@ def test_checking_the_step_changes_no_bit_of_the_run(
 ) -> None:
     config = replace(SMALL, model=with_model(monkeypatch, dropout_net))
     ear = Ear()
-    plain = train(config, Place(runs=tmp_path / "plain"))
-    checked = train(config, Place(runs=tmp_path / "checked", check_step=True), ear)
+    plain = train(config, RunOptions(runs=tmp_path / "plain"))
+    checked = train(config, RunOptions(runs=tmp_path / "checked", check_step=True), ear)
     assert_same_run(checked, plain)
 
 
 def test_a_step_that_is_too_large_is_warned_of(tmp_path: Path) -> None:
     ear = Ear()
-    train(changed(SMALL, lr=0.2, momentum=0.0), Place(runs=tmp_path, check_step=True), ear)
+    train(changed(SMALL, lr=0.2, momentum=0.0), RunOptions(runs=tmp_path, check_step=True), ear)
     assert ear.heard[0].startswith("epoch 1: lr 0.2 is above the safe step")
     assert "the paper's:" in ear.heard[0]
     assert "not smooth: relu1 (ReLU)" in ear.heard[0]
@@ -207,24 +211,24 @@ def test_a_step_that_is_too_large_is_warned_of(tmp_path: Path) -> None:
 
 def test_a_small_step_is_not_mentioned(tmp_path: Path) -> None:
     ear = Ear()
-    train(changed(SMALL, lr=1e-3), Place(runs=tmp_path, check_step=True), ear)
+    train(changed(SMALL, lr=1e-3), RunOptions(runs=tmp_path, check_step=True), ear)
     assert ear.heard == []
 
 
 def test_what_cannot_be_checked_is_said_once(tmp_path: Path) -> None:
     ear = Ear()
     config = replace(SMALL, optimizer=type(SMALL.optimizer)(name="adam", lr=1e-3))
-    train(config, Place(runs=tmp_path, check_step=True), ear)
+    train(config, RunOptions(runs=tmp_path, check_step=True), ear)
     assert ear.heard == ["--check-step is about dessilbi and sgd; adam is not checked"]
 
 
-def test_several_processes_are_not_checked() -> None:
-    heard: list[str] = []
-    net = nn.Linear(2, 2)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    check = StepCheck(net, optimizer, None, SMALL, 2, heard.append)  # type: ignore[arg-type]
-    assert heard == ["--check-step works in one process, not in 2; nothing checked"]
-    assert check(0) is None
+def test_several_processes_are_not_checked(tmp_path: Path) -> None:
+    ear = Ear()
+    options = RunOptions(runs=tmp_path)
+    t = Training.make(SMALL, options, RunDir(tmp_path), torch.device("cpu"), World(), ear)
+    t.world = World(0, 2)
+    StepCheckCallback(t).on_epoch_start(t)
+    assert ear.heard == ["--check-step works in one process, not in 2; not checked"]
 
 
 def test_the_option_reaches_the_command_line(
@@ -249,4 +253,4 @@ def test_what_the_theorem_knows_of_an_optimizer() -> None:
     found = iteration_of(make_optimizer(net, options(name="sgd", momentum=0.5)))
     assert found is not None
     assert found.outside == ("momentum 0.5 (the theorem has none)",)
-    assert iteration_of(make_optimizer(net, options(name="sgd", l1=1e-3))) is None
+    assert iteration_of(make_optimizer(net, options(name="sgd-l1", l1=1e-3))) is None

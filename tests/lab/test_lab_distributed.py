@@ -16,11 +16,12 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor, nn
 
-from dessilbi.lab.run.config import ModelConfig, NestedConfig, to_json
+from dessilbi.lab.run.config import ModelConfig, to_json
 from dessilbi.lab.run.directory import RunDir
 from dessilbi.lab.run.files import LAST
+from dessilbi.lab.run.methods import NestedWeights, NestedWidths
 from dessilbi.lab.run.recipes import digits
-from dessilbi.lab.training.distributed import Team
+from dessilbi.lab.training.distributed import World
 from dessilbi.lab.training.shared_batchnorm import SharedBatchNorm, share_batchnorm
 from lab_runs import PATIENCE, SMALL, STEPS, assert_same_run, command, uninterrupted, wait_for
 
@@ -131,10 +132,9 @@ def test_two_processes_walk_the_path_of_one(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("widths", [False, True])
 def test_nested_training_in_two_processes_is_that_of_one(widths: bool, tmp_path: Path) -> None:
-    nested = NestedConfig(
-        on=True, min_density=0.1, ramp_start=0.1, ramp_end=0.3, full_fraction=0.2, rank_every=5
-    )
-    config = replace(DIGITS, nested=replace(nested, by_width=widths))
+    kind = NestedWidths if widths else NestedWeights
+    method = kind(min_density=0.1, ramp_start=0.1, ramp_end=0.3, full_fraction=0.2, rank_every=5)
+    config = replace(DIGITS, method=method)
     if widths:
         config = replace(config, optimizer=replace(config.optimizer, exclude=("fc",)))
     pair = torchrun(config, tmp_path)
@@ -173,8 +173,8 @@ def test_a_killed_worker_is_restarted_from_the_last_checkpoint(tmp_path: Path) -
 
 
 def test_a_team_of_one_needs_no_torchrun() -> None:
-    alone = Team()
-    assert alone.leads
+    alone = World()
+    assert alone.is_main
     assert alone.sum([1.5, 2], torch.device("cpu")) == [1.5, 2]
     alone.wait()
 

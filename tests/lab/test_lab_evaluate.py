@@ -14,8 +14,8 @@ from dessilbi.lab.models import make_model
 from dessilbi.lab.run.config import OptimizerConfig
 from dessilbi.lab.training import evaluate as lab_evaluate
 from dessilbi.lab.training.evaluate import Score, evaluate, evaluate_sparse
+from dessilbi.lab.training.optimizers import make_optimizer
 from dessilbi.optim import DessiLBI
-from dessilbi.paper.optimizers import make_optimizer
 from dessilbi.subnet import project, recalibrate_batchnorm
 from dessilbi.subnet.batchnorm import has_batchnorm
 

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from lab_runs import SMALL
 from torch import Tensor, nn
 
 from dessilbi.lab.models import make_model
 from dessilbi.lab.models.layout import needs_plain_layout
 from dessilbi.lab.run.config import ModelConfig
-from dessilbi.lab.training.loop import Place, train
+from dessilbi.lab.run.options import RunOptions
+from dessilbi.lab.training.loop import train
+from lab_runs import SMALL
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,6 +69,6 @@ def test_images_are_laid_out_for_those_only() -> None:
 def test_training_gives_it_to_them(tmp_path: Path, check_step: bool) -> None:
     Strided.layouts.clear()
     config = replace(SMALL, epochs=1, keep=(), model=ModelConfig(name=f"{__name__}:Strided"))
-    train(config, Place(runs=tmp_path, check_step=check_step))
+    train(config, RunOptions(runs=tmp_path, check_step=check_step))
     assert Strided.layouts
     assert all(Strided.layouts)

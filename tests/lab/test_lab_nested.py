@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from dessilbi.cli import main
+from dessilbi.cli.train import _chosen
 from dessilbi.compaction import compact
 from dessilbi.lab.analysis.frontier import curves, frontier
 from dessilbi.lab.analysis.networks import trained_network
@@ -18,17 +21,28 @@ from dessilbi.lab.run.config import (
     Config,
     ConfigError,
     DataConfig,
-    FreezeConfig,
     ModelConfig,
-    NestedConfig,
     OptimizerConfig,
-    PruneConfig,
 )
 from dessilbi.lab.run.directory import RunDir
+from dessilbi.lab.run.methods import (
+    Dense,
+    FrozenSupport,
+    GradualPruning,
+    Method,
+    NestedWeights,
+    NestedWidths,
+    NetworkSlimming,
+)
+from dessilbi.lab.run.options import RunOptions
+from dessilbi.lab.run.recipes import RECIPES
 from dessilbi.lab.training.build import fresh_network, load_data
-from dessilbi.lab.training.callbacks import Companions
-from dessilbi.lab.training.loop import Place, train
-from dessilbi.paper.optimizers import COMPETITORS, make_optimizer, twin_groups
+from dessilbi.lab.training.callbacks import methods
+from dessilbi.lab.training.distributed import World
+from dessilbi.lab.training.loop import train
+from dessilbi.lab.training.optimizers import twin_groups
+from dessilbi.lab.training.state import Training
+from dessilbi.paper.optimizers import COMPETITORS
 from lab_runs import (
     NESTED,
     PRUNED,
@@ -41,18 +55,16 @@ from lab_runs import (
     weights_of,
 )
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-
 CONV = replace(NESTED, model=ModelConfig(name="digits-net"))
 WIDTHS = replace(
     CONV,
     name="small-widths",
     optimizer=replace(SMALL.optimizer, exclude=("fc",)),
-    nested=replace(NESTED.nested, min_density=0.1, by_width=True),
+    method=NestedWidths(
+        min_density=0.1, ramp_start=0.1, ramp_end=0.4, full_fraction=0.2, rank_every=3
+    ),
 )
-FROZEN = replace(SMALL, name="small-frozen", keep=(), freeze=FreezeConfig(epoch=1))
+FROZEN = replace(SMALL, name="small-frozen", keep=(), method=FrozenSupport(epoch=1))
 
 
 # ---------------------------------------------------------------------- runs
@@ -60,11 +72,11 @@ FROZEN = replace(SMALL, name="small-frozen", keep=(), freeze=FreezeConfig(epoch=
 
 @pytest.mark.parametrize("config", [NESTED, CONV, WIDTHS, PRUNED, FROZEN], ids=lambda c: c.name)
 def test_a_crash_leaves_no_trace(config: Config, tmp_path: Path) -> None:
-    place = Place(runs=tmp_path / "crashed", save_minutes=0)
+    place = RunOptions(runs=tmp_path / "crashed", save_minutes=0)
     for steps in (2, STEPS + 1, 3):
         with pytest.raises(Crash):
             train(config, place, CrashAt(steps))
-    resumed = train(config, Place(runs=tmp_path / "crashed"))
+    resumed = train(config, RunOptions(runs=tmp_path / "crashed"))
     assert_same_run(resumed, uninterrupted(config, tmp_path / "whole"))
 
 
@@ -96,7 +108,7 @@ def test_widths_of_a_run_are_networks_of_whole_channels(tmp_path: Path) -> None:
         inputs = torch.randn(2, 1, 8, 8, dtype=next(model.parameters()).dtype)
         small = compact(model.eval(), mask, inputs).model
         assert small.get_submodule("conv2").out_channels == int(mask["bn2.bias"].sum())
-    points, _ = frontier(run, Place(), (0.2, 0.22, 1.0))
+    points, _ = frontier(run, RunOptions(), (0.2, 0.22, 1.0))
     assert points[0].accuracy < points[2].accuracy
     assert points[0].density < 0.25
     assert points[0].macs < 0.1 * points[2].macs, "half of a width is a quarter of the work"
@@ -120,7 +132,7 @@ def test_a_width_with_weights_of_its_own_is_taken_with_them(tmp_path: Path) -> N
 
     main(["compact", str(run.path), "--density", "0.5"])
     made = json.loads((run.path / "compact-0.5" / "report.json").read_text())
-    (point,), _ = frontier(run, Place(), (0.5,))
+    (point,), _ = frontier(run, RunOptions(), (0.5,))
     assert made["accuracy"] == point.accuracy
     assert torch.equal(trained_network(run).get_parameter("fc.weight"), shared)
 
@@ -137,7 +149,7 @@ def test_a_pruned_run_ends_at_its_density(pruned: RunDir) -> None:
 
 def test_a_frozen_run_pulls_the_rest_to_zero(tmp_path: Path) -> None:
     frozen = uninterrupted(FROZEN, tmp_path)
-    free = uninterrupted(replace(FROZEN, freeze=FreezeConfig()), tmp_path)
+    free = uninterrupted(replace(FROZEN, method=Dense()), tmp_path)
     supports = [open_path(frozen).support(epoch) for epoch in (1, 3)]
     for name, before in supports[0].items():
         assert not (supports[1][name] & ~before).any(), "something entered"
@@ -155,7 +167,7 @@ def test_a_subnetwork_of_a_nested_run_is_trained_alone(nested: RunDir, tmp_path:
     main(["subnet", str(nested.path), "--density", "0.1", "--runs", str(tmp_path)])
     (child,) = tmp_path.iterdir()
     config = RunDir.open(child).config()
-    assert not config.nested.on
+    assert config.method == Dense()
     assert config.start is not None
     assert config.start.mask == "density 0.1 by nested"
 
@@ -163,53 +175,94 @@ def test_a_subnetwork_of_a_nested_run_is_trained_alone(nested: RunDir, tmp_path:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (replace(NESTED, optimizer=COMPETITORS["sgd-mom-wd"]), "--nested trains along the path"),
-        (replace(NESTED, prune=PruneConfig(density=0.1)), "exclude each other"),
-        (replace(WIDTHS, optimizer=SMALL.optimizer), r"--nested\.by-width: parameter 'fc.weight'"),
-        (replace(PRUNED, freeze=FreezeConfig(epoch=1)), r"--freeze\.epoch freezes the support"),
+        (replace(NESTED, optimizer=COMPETITORS["sgd-mom-wd"]), "nested training is along the path"),
+        (replace(WIDTHS, optimizer=SMALL.optimizer), "method:nested-widths: parameter 'fc.weight'"),
+        (replace(FROZEN, optimizer=COMPETITORS["adam"]), "freezes the support of Gamma"),
+        (replace(PRUNED, method=GradualPruning(density=2.0)), "density must lie in"),
     ],
 )
-def test_what_does_not_go_together_is_refused(config: Config, message: str) -> None:
+def test_what_does_not_go_together_is_refused(config: Config, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
-        companions(config)
+        train(config, RunOptions(runs=tmp_path))
+    assert not list(tmp_path.iterdir()), "nothing is left of a run that never began"
 
 
-def companions(config: Config) -> Companions:
-    data = load_data(config, None, download=False)
-    model = fresh_network(config, data)
-    example = torch.zeros(2, *data.shape, dtype=next(model.parameters()).dtype)
-    return Companions(config, model, make_optimizer(model, config.optimizer), 10, example)
+def test_a_method_that_nobody_carries_out_is_refused_with_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(methods._MAKERS, NetworkSlimming, raising=False)
+    config = replace(SMALL, method=NetworkSlimming())
+    with pytest.raises(ConfigError, match=r"network-slimming.*import dessilbi\.paper\.baselines"):
+        train(config, RunOptions(runs=tmp_path))
+
+
+def nested_of(config: Config) -> dict[str, Any]:
+    """What the lab hands to nested training."""
+    with tempfile.TemporaryDirectory() as runs:
+        options = RunOptions(runs=Path(runs))
+        run = RunDir.of(config, options.runs)
+        t = Training.make(config, options, run, torch.device("cpu"), World(), None)
+        assert isinstance(t.method, methods.NestedCallback)
+        return vars(t.method.nested)
 
 
 def test_options_that_are_not_given_are_the_best_of_each_way() -> None:
-    for config, smallest, end, full in ((CONV, 0.004, 0.25, 0.3), (WIDTHS, 0.125, 0.3, 1.0)):
-        nested = NestedConfig(on=True, by_width=config.nested.by_width)
-        made = companions(replace(config, nested=nested)).nested
-        assert made is not None
-        schedule = made.schedule
-        found = (schedule.min_density, schedule.ramp_end, schedule.full_fraction)
-        assert found == (smallest, end, full)
-        nested = replace(nested, full_fraction=0.4, min_density=0.2)
-        made = companions(replace(config, nested=nested)).nested
-        assert made is not None
-        assert (made.schedule.min_density, made.schedule.full_fraction) == (0.2, 0.4)
+    for kind, low, ramp_end, full in (
+        (NestedWeights, 0.004, 0.25, 0.3),
+        (NestedWidths, 0.125, 0.3, 1.0),
+    ):
+        method = kind()
+        assert (method.min_density, method.ramp_end, method.full_fraction) == (low, ramp_end, full)
 
 
-def test_the_exponent_of_macs_knows_what_weights_cost() -> None:
+def test_the_mac_exponent_knows_what_weights_cost() -> None:
     by_weight = replace(CONV, optimizer=replace(CONV.optimizer, penalty="lasso"))
-    made = companions(replace(by_weight, nested=replace(NESTED.nested, mac_exponent=0.5))).nested
-    assert made is not None
-    assert made._prices == {"conv1.weight": 8.0, "conv2.weight": 8.0, "fc.weight": 1.0}
-    made = companions(by_weight).nested
-    assert made is not None
-    assert made._prices == {}
+    priced = replace(by_weight, method=NestedWeights(mac_exponent=0.5))
+    assert nested_of(priced)["_prices"] == {
+        "conv1.weight": 8.0,
+        "conv2.weight": 8.0,
+        "fc.weight": 1.0,
+    }
+    assert nested_of(by_weight)["_prices"] == {}
 
 
-def test_the_short_option(tmp_path: Path) -> None:
-    quick = ["--model.name", "lenet-300-100", "--epochs", "1", "--batch-size", "512"]
-    main(["train", "digits", "--nested", *quick, "--runs", str(tmp_path)])
+QUICK = ("--model.name", "lenet-300-100", "--epochs", "1", "--batch-size", "512")
+
+
+@pytest.mark.parametrize(
+    ("words", "method"),
+    [
+        (["--nested"], NestedWeights()),
+        (["method:nested-weights", "--method.min-density", "0.1"], NestedWeights(min_density=0.1)),
+        (["method:gradual-pruning", "--method.density", "0.3"], GradualPruning(density=0.3)),
+        (["method:frozen-support"], FrozenSupport()),
+        ([], Dense()),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_the_command_line_chooses_a_method(
+    words: list[str], method: Method, tmp_path: Path
+) -> None:
+    main(["train", "digits", *words, *QUICK, "--runs", str(tmp_path)])
     (run,) = tmp_path.iterdir()
-    assert RunDir.open(run).config().nested.on
+    assert RunDir.open(run).config().method == method
+
+
+def test_options_of_another_method_cannot_be_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "digits", "method:frozen-support", "--method.widths", "0.5", *QUICK])
+    assert "--method.widths" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["train", "digits", "method:nested-weihgts", *QUICK])
+    assert "did you mean 'nested-weights'?" in capsys.readouterr().err
+
+
+def test_the_short_option_keeps_a_recipes_own_nested_method() -> None:
+    config, left = _chosen(RECIPES["vgg-4-cifar10-nested"](), ["--nested", "--seed", "1"])
+    assert config.method == NestedWidths()
+    assert left == ["--seed", "1"]
 
 
 # ---------------------------------------------------------------------- groups

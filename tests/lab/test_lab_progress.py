@@ -8,13 +8,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from lab_runs import SMALL, Crash, CrashAt
 from rich.console import Console
 
-from dessilbi.cli import terminal as progress
 from dessilbi.lab.run.config import OptimizerConfig
-from dessilbi.lab.training.loop import Place, train
+from dessilbi.lab.run.options import RunOptions
+from dessilbi.lab.training import terminal as progress
+from dessilbi.lab.training.loop import train
 from dessilbi.lab.training.terminal import TerminalDisplay
+from lab_runs import SMALL, Crash, CrashAt
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,7 +31,7 @@ def shown(config: Config, runs: Path, *, terminal: bool) -> tuple[str, RunDir]:
     file = io.StringIO()
     console = Console(file=file, force_terminal=terminal, width=140, highlight=False)
     with TerminalDisplay(console) as display:
-        run = train(config, Place(runs=runs), display)
+        run = train(config, RunOptions(runs=runs), display)
     return (ESCAPES.sub("", file.getvalue()) if terminal else file.getvalue()), run
 
 
@@ -74,7 +75,7 @@ def test_a_log_gets_lines_only(tmp_path: Path) -> None:
 
 def test_a_resumed_run_shows_the_epochs_before(tmp_path: Path) -> None:
     with pytest.raises(Crash):
-        train(SMALL, Place(runs=tmp_path), CrashAt(8))
+        train(SMALL, RunOptions(runs=tmp_path), CrashAt(8))
     text, run = shown(SMALL, tmp_path, terminal=False)
     assert "continues in epoch 2" in text
     assert text.count("images/s") == 1
@@ -97,5 +98,5 @@ def test_paths_are_printed_as_they_are(tmp_path: Path, capsys: pytest.CaptureFix
     """Brackets and colons are no markup."""
     runs = tmp_path / "runs[bold]" / ":cat:"
     with TerminalDisplay() as display:
-        run = train(replace(SMALL, epochs=1), Place(runs=runs), display)
+        run = train(replace(SMALL, epochs=1), RunOptions(runs=runs), display)
     assert f"run directory: {run.path}" in capsys.readouterr().out

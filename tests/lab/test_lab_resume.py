@@ -16,7 +16,10 @@ from dessilbi.cli import main
 from dessilbi.lab.run.config import Config, ModelConfig, OptimizerConfig, to_json
 from dessilbi.lab.run.directory import RunDir, RunError
 from dessilbi.lab.run.files import LAST
-from dessilbi.lab.training.loop import Interrupted, Place, Silent, train
+from dessilbi.lab.run.options import RunOptions
+from dessilbi.lab.training.display import Silent
+from dessilbi.lab.training.errors import Interrupted
+from dessilbi.lab.training.loop import train
 from lab_runs import (
     SMALL,
     STEPS,
@@ -35,7 +38,7 @@ from lab_runs import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dessilbi.lab.run.checkpoint import Position
+    from dessilbi.lab.run.checkpoint import Progress
 
 LONG = replace(SMALL, epochs=40)
 """Long enough to be caught in the act by a signal."""
@@ -53,11 +56,11 @@ def long_reference(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
 
 def crash_and_resume(config: Config, runs: Path, *, after: tuple[int, ...]) -> RunDir:
     """Crash after each of the given numbers of steps, with every step saved; then finish."""
-    place = Place(runs=runs, save_minutes=0)
+    place = RunOptions(runs=runs, save_minutes=0)
     for steps in after:
         with pytest.raises(Crash):
             train(config, place, CrashAt(steps))
-    return train(config, Place(runs=runs))
+    return train(config, RunOptions(runs=runs))
 
 
 # ---------------------------------------------------------------------- kill -9
@@ -162,7 +165,7 @@ class SignalAt(Silent):
     def __init__(self, steps: int, *signals: signal.Signals) -> None:
         self.left, self.signals = steps, signals
 
-    def batch(self, position: Position, batches: int) -> None:
+    def batch(self, position: Progress, batches: int) -> None:
         self.left -= 1
         if self.left == 0:
             for number in self.signals:
@@ -170,7 +173,7 @@ class SignalAt(Silent):
 
 
 def test_a_stop_is_saved_at_the_step_under_way(reference: RunDir, tmp_path: Path) -> None:
-    place = Place(runs=tmp_path)
+    place = RunOptions(runs=tmp_path)
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     with pytest.raises(Interrupted, match="stopped in epoch 2 of 3; run the same command again"):
         train(SMALL, place, SignalAt(STEPS + 2, signal.SIGINT))
@@ -183,14 +186,14 @@ def test_a_stop_is_saved_at_the_step_under_way(reference: RunDir, tmp_path: Path
 
 def test_a_second_signal_stops_at_once(reference: RunDir, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
-        train(SMALL, Place(runs=tmp_path), SignalAt(8, signal.SIGINT, signal.SIGINT))
-    assert_same_run(train(SMALL, Place(runs=tmp_path)), reference)
+        train(SMALL, RunOptions(runs=tmp_path), SignalAt(8, signal.SIGINT, signal.SIGINT))
+    assert_same_run(train(SMALL, RunOptions(runs=tmp_path)), reference)
 
 
 def test_a_stop_in_the_last_step_lets_the_run_finish_later(
     reference: RunDir, tmp_path: Path
 ) -> None:
-    place = Place(runs=tmp_path)
+    place = RunOptions(runs=tmp_path)
     with pytest.raises(Interrupted, match="stopped in epoch 3 of 3"):
         train(SMALL, place, SignalAt(3 * STEPS, signal.SIGTERM))
     assert_same_run(train(SMALL, place), reference)
@@ -207,7 +210,7 @@ def test_crashed_after_any_step(reference: RunDir, tmp_path: Path, after: tuple[
 @pytest.mark.parametrize(
     "optimizer",
     [
-        OptimizerConfig(name="sgd", momentum=0.9, l1=1e-4),
+        OptimizerConfig(name="sgd-l1", momentum=0.9, l1=1e-4),
         OptimizerConfig(name="adam", lr=1e-3),
         OptimizerConfig(name="amsgrad", lr=1e-3),
         OptimizerConfig(name="adagrad", lr=0.01),
@@ -273,7 +276,7 @@ def test_a_finished_run_returns_at_once(tmp_path: Path) -> None:
 
     config = replace(SMALL, epochs=1)
     run = uninterrupted(config, tmp_path)
-    assert train(config, Place(runs=tmp_path), Never()).path == run.path
+    assert train(config, RunOptions(runs=tmp_path), Never()).path == run.path
     assert len(run.records()) == 1
 
 
@@ -291,10 +294,10 @@ def test_a_model_whose_code_has_changed_is_refused(
 
     config = replace(SMALL, model=with_model(monkeypatch, make))
     with pytest.raises(Crash):
-        train(config, Place(runs=tmp_path), CrashAt(STEPS + 1))
+        train(config, RunOptions(runs=tmp_path), CrashAt(STEPS + 1))
     with_model(monkeypatch, lambda num_classes: make(num_classes, width=30))
     with pytest.raises(RunError, match=r"(?s)checkpoint-last does not fit .* move .* away"):
-        train(config, Place(runs=tmp_path))
+        train(config, RunOptions(runs=tmp_path))
 
 
 def test_a_resumed_epoch_is_timed_by_the_images_it_trained(tmp_path: Path) -> None:

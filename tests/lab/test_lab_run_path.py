@@ -12,10 +12,13 @@ from dessilbi.lab.analysis.subnetworks import open_path
 from dessilbi.lab.run.config import Config, OptimizerConfig, StopConfig
 from dessilbi.lab.run.directory import RunDir, RunError
 from dessilbi.lab.run.files import LAST, PATH
-from dessilbi.lab.training import loop as training
-from dessilbi.lab.training.loop import Place, Silent, train
+from dessilbi.lab.run.options import RunOptions
+from dessilbi.lab.training import state as training
+from dessilbi.lab.training.display import Silent
+from dessilbi.lab.training.loop import train
+from dessilbi.lab.training.optimizers import make_optimizer
 from dessilbi.optim import DessiLBI
-from dessilbi.paper.optimizers import COMPETITORS, make_optimizer
+from dessilbi.paper.optimizers import COMPETITORS
 from dessilbi.path import SolutionPath
 from lab_runs import (
     FILTERS,
@@ -99,10 +102,10 @@ def test_the_path_of_an_interrupted_run_is_the_same_file(
     """Killed between path and checkpoint too: the path is then ahead and is cut."""
     reference: RunDir = request.getfixturevalue("parent" if config is SMALL else "filters")
     for crash, runs in crashes(tmp_path, numbers):
-        place = Place(runs=runs, save_minutes=0)
+        place = RunOptions(runs=runs, save_minutes=0)
         with pytest.raises(Crash), crash:
             train(config, place)
-        run = train(config, Place(runs=runs))
+        run = train(config, RunOptions(runs=runs))
         assert (run.path / PATH).read_bytes() == (reference.path / PATH).read_bytes()
         assert_same_run(run, reference)
 
@@ -117,18 +120,18 @@ def test_a_run_without_twins_records_no_path(optimizer: OptimizerConfig, tmp_pat
     with pytest.raises(RunError, match="only runs of DessiLBI record one"):
         open_path(run)
     with pytest.raises(Crash):
-        train(config, Place(runs=tmp_path), CrashAt(STEPS + 1))
-    assert_same_run(train(config, Place(runs=tmp_path)), run)
+        train(config, RunOptions(runs=tmp_path), CrashAt(STEPS + 1))
+    assert_same_run(train(config, RunOptions(runs=tmp_path)), run)
 
 
 @pytest.mark.parametrize("lost", [True, False])
 def test_a_run_whose_path_was_lost_is_a_clear_error(tmp_path: Path, lost: bool) -> None:
     with pytest.raises(Crash):
-        train(SMALL, Place(runs=tmp_path), CrashAt(STEPS + 1))
+        train(SMALL, RunOptions(runs=tmp_path), CrashAt(STEPS + 1))
     path = tmp_path / SMALL.run_name / PATH
     path.unlink() if lost else path.write_bytes(b"not a path")
     with pytest.raises(RunError, match=r"cannot continue the path of .*move the folder away"):
-        train(SMALL, Place(runs=tmp_path))
+        train(SMALL, RunOptions(runs=tmp_path))
 
 
 # ---------------------------------------------------------------------- stopping
@@ -155,7 +158,7 @@ def test_a_settled_run_is_done(stopped: RunDir) -> None:
             raise AssertionError("a settled run must not start")
 
     before = contents(stopped)
-    train(STOPPED, Place(runs=stopped.path.parent), Never())
+    train(STOPPED, RunOptions(runs=stopped.path.parent), Never())
     assert contents(stopped) == before
 
 
@@ -171,8 +174,8 @@ def test_an_interrupted_run_stops_at_the_same_epoch(stopped: RunDir, tmp_path: P
     epochs = len(stopped.records())
     for steps in (2, STEPS, STEPS * (epochs - 2)):  # the last life ends in the last epoch
         with pytest.raises(Crash):
-            train(STOPPED, Place(runs=tmp_path, save_minutes=0), CrashAt(steps))
-    assert_same_run(train(STOPPED, Place(runs=tmp_path)), stopped)
+            train(STOPPED, RunOptions(runs=tmp_path, save_minutes=0), CrashAt(steps))
+    assert_same_run(train(STOPPED, RunOptions(runs=tmp_path)), stopped)
 
 
 def test_killed_around_its_last_write_a_run_stops_at_the_same_epoch(
@@ -181,15 +184,15 @@ def test_killed_around_its_last_write_a_run_stops_at_the_same_epoch(
     """The epoch at which the support settles, saved in part: as path, metrics, best or last."""
     counter = CrashAtWrite(10**6)
     with counter:
-        train(STOPPED, Place(runs=tmp_path / "counted"))
+        train(STOPPED, RunOptions(runs=tmp_path / "counted"))
     writes = 10**6 - counter.left
     for death in range(writes - 11, writes, 4):
         runs = tmp_path / str(death)
         with pytest.raises(Crash), CrashAtWrite(death):
-            train(STOPPED, Place(runs=runs))
-        assert_same_run(train(STOPPED, Place(runs=runs)), stopped)
+            train(STOPPED, RunOptions(runs=runs))
+        assert_same_run(train(STOPPED, RunOptions(runs=runs)), stopped)
     assert live(Life(STOPPED, tmp_path / "killed", writes)) == -signal.SIGKILL
-    assert_same_run(train(STOPPED, Place(runs=tmp_path / "killed")), stopped)
+    assert_same_run(train(STOPPED, RunOptions(runs=tmp_path / "killed")), stopped)
 
 
 def test_the_recorded_path_can_be_read_without_the_lab(parent: RunDir) -> None:

@@ -19,9 +19,12 @@ from dessilbi.lab.run.checkpoint import load_model
 from dessilbi.lab.run.config import Config, ConfigError, DataConfig, OptimizerConfig, ScheduleConfig
 from dessilbi.lab.run.directory import RunDir, RunError
 from dessilbi.lab.run.files import BEST, LAST
-from dessilbi.lab.training.distributed import Team, pick_device
+from dessilbi.lab.run.options import RunOptions
+from dessilbi.lab.training.distributed import World, pick_device
+from dessilbi.lab.training.errors import TrainingError
 from dessilbi.lab.training.evaluate import evaluate
-from dessilbi.lab.training.loop import Place, Silent, Trainer, TrainingError, train
+from dessilbi.lab.training.loop import train
+from dessilbi.lab.training.state import Training
 from lab_runs import (
     SMALL,
     STEPS,
@@ -88,7 +91,7 @@ def test_a_line_an_epoch_with_everything_in_it(tmp_path: Path) -> None:
 )
 def test_a_run_that_cannot_begin_leaves_nothing(tmp_path: Path, wrong: Config) -> None:
     with pytest.raises((ConfigError, ModelError, DataError)):
-        train(wrong, Place(runs=tmp_path / "runs", data_dir=tmp_path))
+        train(wrong, RunOptions(runs=tmp_path / "runs", data_dir=tmp_path))
     assert list((tmp_path / "runs").iterdir()) == []
 
 
@@ -161,7 +164,7 @@ def test_the_environment_is_described(judged: RunDir) -> None:
 def test_a_loss_of_nan_stops_the_run_with_advice(tmp_path: Path) -> None:
     config = replace(changed(SMALL, lr=1e6), keep=())
     with pytest.raises(TrainingError) as caught:
-        train(config, Place(runs=tmp_path))
+        train(config, RunOptions(runs=tmp_path))
     message = str(caught.value)
     assert "the loss is not finite at step 2 (epoch 1)" in message
     assert "the largest gradient is inf, in fc1.weight" in message
@@ -199,7 +202,7 @@ def test_broken_weights_never_replace_a_good_checkpoint(
     model = with_model(monkeypatch, lambda num_classes: Exploding(step, num_classes))
     config = replace(SMALL, model=model, keep=())
     with pytest.raises(TrainingError, match=r"the largest gradient is inf, in fc\.weight"):
-        train(config, Place(runs=tmp_path, save_minutes=save_minutes))
+        train(config, RunOptions(runs=tmp_path, save_minutes=save_minutes))
     run = RunDir(tmp_path / config.run_name)
     last = run.load(LAST)
     assert last is not None
@@ -210,12 +213,12 @@ def test_broken_weights_never_replace_a_good_checkpoint(
 
 
 def test_a_finite_gradient_is_told_with_its_size(tmp_path: Path) -> None:
-    place, cpu = Place(runs=tmp_path), torch.device("cpu")
-    trainer = Trainer(SMALL, place, RunDir(tmp_path), cpu, Team(), Silent())
-    for size, p in enumerate(trainer.model.parameters()):
+    options, cpu = RunOptions(runs=tmp_path), torch.device("cpu")
+    t = Training.make(SMALL, options, RunDir(tmp_path), cpu, World(), None)
+    for size, p in enumerate(t.model.parameters()):
         p.grad = torch.full_like(p, -float(size))
     with pytest.raises(TrainingError, match=r"largest gradient is 5, in fc3\.bias"):
-        trainer._explode("the loss is", 3)
+        t.refuse_nonfinite(torch.tensor(float("inf")))
 
 
 # ---------------------------------------------------------------------- TensorBoard
@@ -225,7 +228,7 @@ def test_a_finite_gradient_is_told_with_its_size(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorboard")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:google")
 def test_tensorboard_shows_the_metrics(tmp_path: Path) -> None:
-    run = train(SMALL, Place(runs=tmp_path, tensorboard=True))
+    run = train(SMALL, RunOptions(runs=tmp_path, tensorboard=True))
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events: dict[tuple[str, int], float] = {}
@@ -247,7 +250,7 @@ def test_missing_tensorboard_is_found_out_before_training(
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(ModuleNotFoundError, match="tensorboard"):
-        train(SMALL, Place(runs=tmp_path, tensorboard=True))
+        train(SMALL, RunOptions(runs=tmp_path, tensorboard=True))
     assert not (tmp_path / SMALL.run_name / LAST).exists()
 
 
@@ -256,7 +259,7 @@ def test_events_that_cannot_be_written_are_a_clear_error(tmp_path: Path) -> None
     run = RunDir.of(SMALL, tmp_path)
     (run.path / "tensorboard").write_text("in the way")
     with pytest.raises(RunError, match=f"cannot write {run.path}/tensorboard"):
-        train(SMALL, Place(runs=tmp_path, tensorboard=True))
+        train(SMALL, RunOptions(runs=tmp_path, tensorboard=True))
 
 
 # ---------------------------------------------------------------------- devices

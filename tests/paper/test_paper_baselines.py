@@ -14,18 +14,18 @@ from dessilbi.lab.analysis.networks import trained_network
 from dessilbi.lab.analysis.subnetworks import Retrain, retrain, share_of_macs
 from dessilbi.lab.run.config import (
     Config,
-    ConfigError,
     ModelConfig,
     OptimizerConfig,
     ScheduleConfig,
 )
 from dessilbi.lab.run.directory import RunDir
 from dessilbi.lab.run.files import LAST, MASK
+from dessilbi.lab.run.methods import NetworkSlimming, SoftFilters
+from dessilbi.lab.run.options import RunOptions
 from dessilbi.lab.training.build import network_without_data
-from dessilbi.lab.training.loop import Place, train
+from dessilbi.lab.training.loop import train
 from dessilbi.lab.training.start import load_start
 from dessilbi.paper.baselines import iterative, slimming, soft_filters, tickets
-from dessilbi.paper.baselines import train as methods
 from dessilbi.paper.baselines.gradual import gradually_pruned
 from dessilbi.paper.baselines.scratch import scratch
 from dessilbi.paper.baselines.tickets import density
@@ -63,7 +63,7 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def dense(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
-    return train(CONFIG, Place(runs=tmp_path_factory.mktemp("runs")))
+    return train(CONFIG, RunOptions(runs=tmp_path_factory.mktemp("runs")))
 
 
 # ---------------------------------------------------------------------- Network Slimming
@@ -74,7 +74,7 @@ def test_slimming_adds_exactly_s_sign_gamma_to_the_scales_and_nothing_else() -> 
     with torch.no_grad():
         model[1].weight.copy_(torch.tensor([2.0, -0.5, 0.0, 1.0]))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    slimming.NetworkSlimming(0.25).attach(model, optimizer)
+    slimming.penalise_scales(model, optimizer, 0.25)
     x, y = batch()
     cross_entropy(model(x), y).backward()
     before = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
@@ -123,15 +123,14 @@ def test_slimming_refuses_a_net_without_batchnorm() -> None:
     net = nn.Sequential(nn.Linear(2, 2))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     with pytest.raises(ValueError, match="needs BatchNorm layers"):
-        slimming.NetworkSlimming().attach(net, optimizer)
+        slimming.penalise_scales(net, optimizer, 1e-4)
     with pytest.raises(ValueError, match="strength must be >= 0, got -1"):
-        slimming.NetworkSlimming(-1)
+        slimming.penalise_scales(net, optimizer, -1)
 
 
 def test_training_with_slimming_shrinks_the_scales(tmp_path: Path, dense: RunDir) -> None:
-    config = methods.named(CONFIG, "slimming", 0.05)
-    place = Place(runs=tmp_path)
-    methods.slimming(config, place, None, strength=0.05)
+    config = replace(CONFIG, method=NetworkSlimming(strength=0.05))
+    train(config, RunOptions(runs=tmp_path))
     slim, plain = (
         sum(
             float(m.weight.detach().abs().sum())
@@ -144,8 +143,6 @@ def test_training_with_slimming_shrinks_the_scales(tmp_path: Path, dense: RunDir
         )
     )
     assert slim < 0.8 * plain
-    with pytest.raises(ConfigError, match=r"name must end in '-slimming-0\.1'"):
-        methods.slimming(config, place, None, strength=0.1)
 
 
 # ---------------------------------------------------------------------- Soft Filter Pruning
@@ -154,7 +151,7 @@ def test_training_with_slimming_shrinks_the_scales(tmp_path: Path, dense: RunDir
 def test_soft_pruning_zeroes_the_filters_of_smallest_norm_in_every_layer() -> None:
     model = conv_net()
     norms = [model[i].weight.detach().flatten(1).norm(dim=1) for i in (0, 3)]
-    soft_filters.SoftFilterPruning(0.5).end_epoch(model)
+    soft_filters.zero_weak_filters(model, 0.5)
     for i, before in zip((0, 3), norms, strict=True):
         zero = model[i].weight.detach().flatten(1).norm(dim=1) == 0
         assert int(zero.sum()) == len(before) // 2
@@ -168,10 +165,9 @@ def test_a_softly_pruned_filter_is_trained_on_and_may_come_back() -> None:
         for net, sizes in ((teacher, (1.0, 0.1)), (student, (0.01, 0.5))):
             net.weight.copy_(torch.tensor(sizes).reshape(2, 1, 1, 1).expand(2, 1, 3, 3))
     optimizer = torch.optim.SGD(student.parameters(), lr=0.05)
-    method = soft_filters.SoftFilterPruning(0.5)
     survivors = []
     for _ in range(3):
-        method.end_epoch(student)
+        soft_filters.zero_weak_filters(student, 0.5)
         survivors.append((student.weight.detach().flatten(1) != 0).any(1).tolist())
         for _ in range(50):
             x = torch.randn(8, 1, 5, 5)
@@ -187,15 +183,15 @@ def test_soft_pruning_keeps_a_filter_and_states_its_limits() -> None:
     mask = soft_filters.weak_filters_out(model, 0.99)
     assert [int(mask[n].flatten(1).any(1).sum()) for n in mask.names] == [1, 1]
     with pytest.raises(ValueError, match=r"rate must be in \[0, 1\), got 1"):
-        soft_filters.SoftFilterPruning(1.0)
+        soft_filters.check_rate(1.0)
     with pytest.raises(ValueError, match="needs convolutions"):
         soft_filters.weak_filters_out(nn.Linear(2, 2), 0.5)
 
 
 def test_a_run_with_soft_pruning_ends_pruned(tmp_path: Path) -> None:
     rate = soft_filters.rate_for(network_without_data(CONFIG), 0.7)
-    config = methods.named(CONFIG, "sfp", rate)
-    methods.soft_filters(config, Place(runs=tmp_path), None, rate=rate)
+    config = replace(CONFIG, method=SoftFilters(rate=rate))
+    train(config, RunOptions(runs=tmp_path))
     model = trained_network(RunDir(tmp_path / config.run_name))
     weights = {n: p for n, p in model.named_parameters() if p.ndim > 1}
     left = sum(int((w != 0).sum()) for w in weights.values()) / sum(
@@ -249,7 +245,7 @@ def test_a_ticket_starts_from_the_same_weights_and_holds_its_mask(
     mask = tickets.one_shot(trained_network(dense), 0.2)
     how = Retrain("scratch")
     config = retrain(dense, mask, "largest", how, tmp_path, name="one-shot", epochs=1)
-    run = train(config, Place(runs=tmp_path))
+    run = train(config, RunOptions(runs=tmp_path))
     assert config.start is not None
     weights, *_, held = load_start(run, config.start)
     initial = dense.read_tensors("init.safetensors")
@@ -344,7 +340,7 @@ def test_han_retrains_the_weights_that_are_left_and_never_takes_one_back(
         assert kept.min() >= gone.max()
         assert mask.density == pytest.approx(wanted, abs=0.002)
         masks.append(mask)
-        parent = train(config, Place(runs=tmp_path))
+        parent = train(config, RunOptions(runs=tmp_path))
         assert (parent.path / MASK).is_file()
         assert config.optimizer.lr == pytest.approx(0.001), "the last learning rate"
     assert masks[2].issubset(masks[1])
@@ -353,7 +349,7 @@ def test_han_retrains_the_weights_that_are_left_and_never_takes_one_back(
 
 def test_gradual_pruning_ends_at_its_density_in_every_layer(tmp_path: Path) -> None:
     config = gradually_pruned(CONFIG, 0.2, every=2)
-    methods.gradual(config, Place(runs=tmp_path), None)
+    train(config, RunOptions(runs=tmp_path))
     run = RunDir(tmp_path / config.run_name)
     for name, weight in weights_of(trained_network(run)).items():
         left = float((weight != 0).float().mean())
@@ -362,5 +358,3 @@ def test_gradual_pruning_ends_at_its_density_in_every_layer(tmp_path: Path) -> N
     assert record["density"] == pytest.approx(0.2, abs=0.01)
     densities = [r["density"] for r in run.records() if "density" in r]
     assert densities == sorted(densities, reverse=True)
-    with pytest.raises(ConfigError, match="name must end in '-gradual-by-layer', got 'net'"):
-        methods.gradual(CONFIG, Place(runs=tmp_path), None)

@@ -11,7 +11,7 @@ import torch
 
 from dessilbi.lab.data.splits import Pixels, TensorSplit
 from dessilbi.lab.run.config import Config, ConfigError
-from dessilbi.lab.training.loop import Place
+from dessilbi.lab.run.options import RunOptions
 from dessilbi.paper import cost
 from dessilbi.paper.optimizers import COMPETITORS
 from dessilbi.paper.published import FIGURES, TABLES
@@ -209,7 +209,7 @@ def test_the_first_snake_is_found_by_its_label_and_nothing_else_is_decoded(
     test = TensorSplit(images, labels, Counting(255, torch.float32))
     data = SimpleNamespace(classes=classes, test=test)
     monkeypatch.setattr(gradients, "load_data", lambda *_: data)
-    image = gradients._snake(Config(), Place(runs=tmp_path))
+    image = gradients._snake(Config(), RunOptions(runs=tmp_path))
     assert image.tolist() == [[[0.0, 1.0]]]
     assert decoded == [1]
 
@@ -236,10 +236,10 @@ def test_the_title_of_a_figure_says_what_was_trained(
     for seed in range(seeds):
         labels = {"network": "resnet-56", "setting": "sgd", "seed": seed}
         results.records[str(seed)] = Record(labels, "done", {"curves": {}})
-    RECIPES["ablation-nu"].draw(results, tmp_path, Place())
+    RECIPES["ablation-nu"].draw(results, tmp_path, RunOptions())
     assert titles[1] == title
-    RECIPES["lottery-vgg-16"].draw(Results("", "cpu"), tmp_path, Place())
-    RECIPES["lottery-vgg-16-lasso"].draw(Results("", "paper"), tmp_path, Place())
+    RECIPES["lottery-vgg-16"].draw(Results("", "cpu"), tmp_path, RunOptions())
+    RECIPES["lottery-vgg-16-lasso"].draw(Results("", "paper"), tmp_path, RunOptions())
     assert titles[2:] == [
         "vgg-4 for VGG-16, by filter, cpu scale",
         "VGG-16, by weight, paper scale",
@@ -260,7 +260,7 @@ def test_the_smoke_scale_runs_to_tables_and_figures(
 ) -> None:
     # Each takes a new Python; test_memory_is_measured_in_a_process does it once.
     monkeypatch.setattr(cost, "peak", lambda name, config, place: 100.0)
-    recipe, place = RECIPES[name], Place(runs=folder / "runs")
+    recipe, place = RECIPES[name], RunOptions(runs=folder / "runs")
     results = reproduce(recipe, "smoke", InProcess(), place, folder, threads=1)
     failed = {key: r.message for key, r in results.records.items() if r.status != "done"}
     assert not failed
@@ -281,7 +281,7 @@ def test_the_smoke_scale_runs_to_tables_and_figures(
 def test_memory_is_measured_in_a_process_of_its_own() -> None:
     (job,) = RECIPES["cost"].jobs("smoke", None)
     assert isinstance(job.config, Config)
-    assert 5 < cost.peak("dessilbi-mom", job.config, Place(device="cpu")) < 2000
+    assert 5 < cost.peak("dessilbi-mom", job.config, RunOptions(device="cpu")) < 2000
 
 
 def test_a_ratio_is_taken_within_a_round() -> None:

@@ -11,7 +11,8 @@ import pytest
 from dessilbi.cli import main
 from dessilbi.cli.reproduce import ReproduceCommand, executor_of, parameters, threads_of
 from dessilbi.lab.run.config import Config
-from dessilbi.lab.training.loop import Interrupted, Place
+from dessilbi.lab.run.options import RunOptions
+from dessilbi.lab.training.errors import Interrupted
 from dessilbi.paper.recipe import SCALES
 from dessilbi.paper.recipes import RECIPES
 from dessilbi.paper.reproduce import (
@@ -55,7 +56,7 @@ class Fails(InProcess):
 
 
 def test_a_stopped_recipe_goes_on_and_a_partial_table_is_valid(tmp_path: Path) -> None:
-    place = Place(runs=tmp_path / "runs")
+    place = RunOptions(runs=tmp_path / "runs")
     with pytest.raises(Interrupted):
         reproduce(LAYERS, "smoke", StopsAfter(left=1), place, tmp_path, seeds=2, threads=1)
     file = results_file(tmp_path, "layers-lenet-3", "smoke")
@@ -76,13 +77,13 @@ def test_a_stopped_recipe_goes_on_and_a_partial_table_is_valid(tmp_path: Path) -
 
 
 def test_a_run_that_cannot_be_measured_is_reported_and_the_others_stay(tmp_path: Path) -> None:
-    def measure(run: RunDir, job: object, place: Place) -> dict[str, float]:
+    def measure(run: RunDir, job: object, place: RunOptions) -> dict[str, float]:
         if run.config().seed == 0:
             raise OSError(f"cannot read {run.path}")
         return {"density": 0.5, "densities": {}}
 
     broken = replace(LAYERS, measure=measure)
-    place = Place(runs=tmp_path / "runs")
+    place = RunOptions(runs=tmp_path / "runs")
     found = reproduce(broken, "smoke", InProcess(), place, tmp_path, seeds=2, threads=1)
     first, second = found.records.values()
     assert first.status == "failed"
@@ -92,7 +93,7 @@ def test_a_run_that_cannot_be_measured_is_reported_and_the_others_stay(tmp_path:
 
 def test_results_stand_for_runs_whose_directories_are_gone(tmp_path: Path) -> None:
     tuned = RECIPES["finetune-lenet-3"]
-    first, second = Place(runs=tmp_path / "first"), Place(runs=tmp_path / "second")
+    first, second = RunOptions(runs=tmp_path / "first"), RunOptions(runs=tmp_path / "second")
     whole = reproduce(tuned, "smoke", InProcess(), first, tmp_path, threads=1)
     none = StopsAfter(left=0)
     again = reproduce(tuned, "smoke", none, second, tmp_path, threads=1, reuse=True)
@@ -114,7 +115,7 @@ def test_results_stand_for_runs_whose_directories_are_gone(tmp_path: Path) -> No
 
 
 def test_a_part_of_a_recipe_can_be_run_alone(tmp_path: Path) -> None:
-    place = Place(runs=tmp_path / "runs")
+    place = RunOptions(runs=tmp_path / "runs")
     found = reproduce(
         LAYERS, "smoke", InProcess(), place, tmp_path, seeds=3, threads=1, only="seed=1"
     )
@@ -128,12 +129,12 @@ def test_a_part_of_a_recipe_can_be_run_alone(tmp_path: Path) -> None:
 
 def test_a_run_that_is_made_again_takes_the_place_of_the_published_one(tmp_path: Path) -> None:
     published = reproduce(
-        LAYERS, "smoke", InProcess(), Place(runs=tmp_path / "a"), tmp_path, threads=1
+        LAYERS, "smoke", InProcess(), RunOptions(runs=tmp_path / "a"), tmp_path, threads=1
     )
     (key,) = published.records
     published.records[key].values["density"] = -1.0
     published.save(results_file(tmp_path, LAYERS.name, "smoke"))
-    place = Place(runs=tmp_path / "b")
+    place = RunOptions(runs=tmp_path / "b")
     mine = reproduce(LAYERS, "smoke", InProcess(), place, tmp_path, threads=1)
     assert mine.records[key].values["density"] >= 0
 
@@ -147,7 +148,7 @@ def test_a_run_that_fails_when_it_is_made_again_keeps_its_result(tmp_path: Path)
         name = job.config.run_name if isinstance(job.config, Config) else "made-later"
         published.records[job.key] = Record(dict(job.labels), "done", {"accuracy": 98.0}, name)
     published.save(file)
-    place, failed = Place(runs=tmp_path / "gone"), list[str]()
+    place, failed = RunOptions(runs=tmp_path / "gone"), list[str]()
     found = reproduce(tuned, "smoke", Fails(), place, tmp_path, failed=failed.append)
     assert found.records == published.records
     assert sorted(failed) == sorted(job.key for job in jobs), "failed and skipped"
@@ -160,10 +161,10 @@ def test_a_run_that_fails_when_it_is_made_again_keeps_its_result(tmp_path: Path)
 
 
 def test_two_processes_that_run_parts_of_a_recipe_keep_each_others_results(tmp_path: Path) -> None:
-    place = Place(runs=tmp_path / "runs")
+    place = RunOptions(runs=tmp_path / "runs")
     asked: list[int] = []
 
-    def measure(run: RunDir, job: object, place: Place) -> dict[str, float]:
+    def measure(run: RunDir, job: object, place: RunOptions) -> dict[str, float]:
         asked.append(run.config().seed)
         if asked == [0]:  # while the first process is at work, another one runs and ends
             reproduce(part, "smoke", InProcess(), place, tmp_path, seeds=2, only="seed=1")
@@ -261,7 +262,7 @@ def test_mistakes_are_one_clear_line(
 
 
 def test_where_runs_happen(tmp_path: Path) -> None:
-    place = Place(runs=tmp_path)
+    place = RunOptions(runs=tmp_path)
     smoke = ReproduceCommand(place=place)
     assert isinstance(executor_of(smoke), InProcess)
     two = ReproduceCommand(scale="cpu", jobs=2, place=place)
@@ -285,7 +286,7 @@ def test_a_cluster_gets_its_settings(tmp_path: Path) -> None:
         jobs=3,
         on="submitit-local",
         slurm=("timeout_min=9",),
-        place=Place(runs=tmp_path),
+        place=RunOptions(runs=tmp_path),
     )
     executor = executor_of(command)
     assert isinstance(executor, Cluster)
@@ -296,7 +297,7 @@ def test_a_cluster_gets_its_settings(tmp_path: Path) -> None:
 
 
 def test_docs_are_filled_from_results_and_say_what_was_not_run(tmp_path: Path) -> None:
-    place = Place(runs=tmp_path / "runs")
+    place = RunOptions(runs=tmp_path / "runs")
     reproduce(LAYERS, "smoke", InProcess(), place, tmp_path, threads=1)
     docs = tmp_path / "docs.md"
     docs.write_text(

@@ -18,7 +18,9 @@ import pytest
 
 from dessilbi.lab.run.config import Config, ConfigError, OptimizerConfig
 from dessilbi.lab.run.directory import Busy, RunDir, RunError
-from dessilbi.lab.training.loop import Interrupted, Place, train
+from dessilbi.lab.run.options import RunOptions
+from dessilbi.lab.training.errors import Interrupted
+from dessilbi.lab.training.loop import train
 from dessilbi.paper.sweep.executors import Cluster, InProcess, Processes, ended, ending_of
 from dessilbi.paper.sweep.sweep import Job, Outcome, Sweep, clock, trained
 from dessilbi.paper.sweep.work import (
@@ -146,7 +148,7 @@ def test_progress_is_told_with_the_time_left(tmp_path: Path) -> None:
 
     under_way: list[Future[Ending]] = []
     jobs = [job("a", config=replace(QUICK, epochs=4)), job("b", config=replace(QUICK, epochs=8))]
-    place = Place(runs=tmp_path)
+    place = RunOptions(runs=tmp_path)
     Sweep(jobs, Slow(), place, tell=tell, report_seconds=0.0).run()
     assert "started a" in lines
     assert any("[0/2] running: a 25%; about" in line and "left" in line for line in lines)
@@ -160,7 +162,7 @@ def test_progress_is_told_with_the_time_left(tmp_path: Path) -> None:
 def test_what_is_finished_is_found_and_not_run_again(tmp_path: Path) -> None:
     optimizers = [replace(QUICK.optimizer, kappa=kappa) for kappa in (1.0, 2.0)]
     jobs = [Job(key=str(o.kappa), config=replace(QUICK, optimizer=o)) for o in optimizers]
-    place = Place(runs=tmp_path)
+    place = RunOptions(runs=tmp_path)
     first = Sweep(jobs, InProcess(), place, threads=1).run()
     assert all(o.status == "done" and o.seconds is not None for o in first.values())
     script = Script()
@@ -196,14 +198,14 @@ def test_no_time_is_set_aside_for_what_was_finished(tmp_path: Path) -> None:
         return config.seed > 0
 
     jobs = [Job(key=str(s), config=replace(QUICK, seed=s), finished=finished) for s in range(9)]
-    sweep = Sweep(jobs, Watching(), Place(runs=tmp_path))
+    sweep = Sweep(jobs, Watching(), RunOptions(runs=tmp_path))
     sweep.run()
     assert left == [0.0]
 
 
 def test_a_diverging_run_is_reported_with_its_reason(tmp_path: Path) -> None:
     jobs = [Job(key="broken", config=BROKEN), Job(key="good", config=QUICK)]
-    found = Sweep(jobs, InProcess(), Place(runs=tmp_path)).run()
+    found = Sweep(jobs, InProcess(), RunOptions(runs=tmp_path)).run()
     assert found["broken"].status == "failed"
     assert "TrainingError" in found["broken"].message
     assert "not finite" in found["broken"].message
@@ -211,21 +213,21 @@ def test_a_diverging_run_is_reported_with_its_reason(tmp_path: Path) -> None:
 
 
 def test_a_specification_survives_being_sent_to_another_process(tmp_path: Path) -> None:
-    spec = JobSpec(QUICK, Place(runs=tmp_path, data_dir=tmp_path), train, threads=2)
+    spec = JobSpec(QUICK, RunOptions(runs=tmp_path, data_dir=tmp_path), train, threads=2)
     assert pickle.loads(pickle.dumps(spec)) == spec
 
 
 def test_a_held_run_is_busy(tmp_path: Path) -> None:
     run = RunDir.of(QUICK, tmp_path)
     with run.lock():
-        code, why = execute(JobSpec(QUICK, Place(runs=tmp_path)))
+        code, why = execute(JobSpec(QUICK, RunOptions(runs=tmp_path)))
     assert code == BUSY
     assert "in use" in why
 
 
 def test_a_run_that_cannot_begin_leaves_nothing(tmp_path: Path) -> None:
     refused = replace(QUICK, optimizer=replace(QUICK.optimizer, lr=-1.0))
-    code, why = execute(JobSpec(refused, Place(runs=tmp_path / "runs")))
+    code, why = execute(JobSpec(refused, RunOptions(runs=tmp_path / "runs")))
     assert code == FAILED
     assert "lr must be" in why
     assert list((tmp_path / "runs").iterdir()) == []
@@ -234,7 +236,7 @@ def test_a_run_that_cannot_begin_leaves_nothing(tmp_path: Path) -> None:
 def test_a_run_that_cannot_be_locked_fails_and_is_not_waited_for(tmp_path: Path) -> None:
     run = RunDir.of(QUICK, tmp_path)
     (run.path / ".lock").mkdir()  # refused as it would be without permission, to root as well
-    code, why = execute(JobSpec(QUICK, Place(runs=tmp_path)))
+    code, why = execute(JobSpec(QUICK, RunOptions(runs=tmp_path)))
     assert code == FAILED
     assert f"cannot write {run.path}" in why
     with pytest.raises(RunError):
@@ -248,7 +250,7 @@ def test_a_file_system_without_locks_is_a_failure_with_a_reason(
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr("dessilbi.lab.run.directory.fcntl.flock", refuse)
-    code, why = execute(JobSpec(QUICK, Place(runs=tmp_path)))
+    code, why = execute(JobSpec(QUICK, RunOptions(runs=tmp_path)))
     assert code == FAILED
     assert "cannot be locked against other processes: No locks available; choose" in why
 
@@ -291,7 +293,7 @@ def sweep_long(runs: Path) -> None:
     sweep = Sweep(
         [Job(key="long", config=LONG)],
         Processes(1, runs / "logs"),
-        Place(runs=runs),
+        RunOptions(runs=runs),
         threads=1,
     )
     try:
@@ -316,7 +318,7 @@ def test_a_stopped_sweep_stops_its_runs_and_goes_on_later(
     wait_until(lambda: "stopped" in log.read_text())
     wait_until(lambda: not held_elsewhere(run))
     assert not trained(run, LONG)
-    found = Sweep([Job(key="long", config=LONG)], InProcess(), Place(runs=tmp_path)).run()
+    found = Sweep([Job(key="long", config=LONG)], InProcess(), RunOptions(runs=tmp_path)).run()
     assert found["long"].status == "done"
     assert_same_run(run, uninterrupted(LONG, tmp_path / "reference"))
 
@@ -327,7 +329,7 @@ def test_processes_run_side_by_side_and_report_a_failure_with_their_log(
     monkeypatch.setattr("dessilbi.paper.sweep.sweep.ATTEMPTS", 1)
     jobs = [Job(key="bad/one", config=BROKEN), Job(key="good", config=QUICK)]
     executor = Processes(2, tmp_path / "logs")
-    found = Sweep(jobs, executor, Place(runs=tmp_path), threads=1).run()
+    found = Sweep(jobs, executor, RunOptions(runs=tmp_path), threads=1).run()
     assert found["good"].status == "done"
     assert found["bad/one"].status == "failed"
     assert "not finite" in found["bad/one"].message
@@ -338,7 +340,9 @@ def test_two_sweeps_with_the_same_keys_do_not_share_logs(tmp_path: Path) -> None
     executor = Processes(2, tmp_path)
     refused = replace(QUICK, optimizer=replace(QUICK.optimizer, lr=-1.0))
     for name in ("filters", "gradients"):
-        executor.start("SGD/seed=0", JobSpec(replace(refused, name=name), Place(runs=tmp_path)))
+        executor.start(
+            "SGD/seed=0", JobSpec(replace(refused, name=name), RunOptions(runs=tmp_path))
+        )
     executor.stop()
     assert len(list(tmp_path.glob("*.log"))) == 2
 
@@ -348,7 +352,7 @@ def test_a_cluster_takes_the_same_jobs(tmp_path: Path) -> None:
     pytest.importorskip("submitit")
     executor = Cluster(2, tmp_path / "cluster", "local", {"timeout_min": 5})
     jobs = [Job(key="good", config=QUICK)]
-    found = Sweep(jobs, executor, Place(runs=tmp_path / "runs"), threads=1).run()
+    found = Sweep(jobs, executor, RunOptions(runs=tmp_path / "runs"), threads=1).run()
     assert found["good"].status == "done", found["good"]
     assert found["good"].run is not None
     assert trained(found["good"].run, QUICK)
@@ -425,7 +429,7 @@ def test_a_preempted_job_is_queued_again_as_it_is() -> None:
     submitit = pytest.importorskip("submitit")
     from dessilbi.paper.sweep.executors import ClusterWork
 
-    spec = JobSpec(QUICK, Place())
+    spec = JobSpec(QUICK, RunOptions())
     again = ClusterWork(spec).checkpoint()
     assert isinstance(again, submitit.helpers.DelayedSubmission)
     assert again.function.spec == spec

@@ -12,7 +12,8 @@ from torch import nn
 from dessilbi.lab.analysis.subnetworks import Choice, Retrain, prepare
 from dessilbi.lab.run.config import Config, ModelConfig, OptimizerConfig
 from dessilbi.lab.run.files import Frontier, FrontierPoint
-from dessilbi.lab.training.loop import Place, train
+from dessilbi.lab.run.options import RunOptions
+from dessilbi.lab.training.loop import train
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,12 +36,12 @@ CONV = Config(
 
 
 def conv_run(runs: Path, **changes: Any) -> RunDir:
-    return train(replace(CONV, **changes), Place(runs=runs))
+    return train(replace(CONV, **changes), RunOptions(runs=runs))
 
 
 def sgd_run(runs: Path) -> RunDir:
     sgd = OptimizerConfig(name="sgd", lr=0.1, momentum=0.9)
-    return train(replace(CONV, name="sgd", optimizer=sgd, keep=()), Place(runs=runs))
+    return train(replace(CONV, name="sgd", optimizer=sgd, keep=()), RunOptions(runs=runs))
 
 
 class ResidualNet(nn.Module):
@@ -67,14 +68,14 @@ def tied_run(runs: Path, **thresholds: float) -> RunDir:
         optimizer=OptimizerConfig(lr=0.1, momentum=0.9, nu=2.0, tied=True, **thresholds),
         epochs=2, keep=(1,),
     )  # fmt: skip
-    return train(config, Place(runs=runs))
+    return train(config, RunOptions(runs=runs))
 
 
 def subnet_run(parent: RunDir, how: str | None, **changes: Any) -> RunDir:
     """What `dessilbi subnet --density 0.3` makes."""
     runs = parent.path.parent / "subnets"
     config = prepare(parent, Choice(density=0.3), Retrain.parse(how), runs, **changes)
-    return train(config, Place(runs=runs))
+    return train(config, RunOptions(runs=runs))
 
 
 def add_budgets(run: RunDir) -> None:

@@ -81,7 +81,7 @@ def main(argv: list[str] | None = None) -> None:
     except KeyboardInterrupt:
         _fail("stopped; run the same command again to continue", code=130)
     except (DessilbiError, ValueError) as error:
-        from dessilbi.lab.training.loop import Interrupted
+        from dessilbi.lab.training.errors import Interrupted
 
         if isinstance(error, Interrupted):
             _fail(str(error), code=130)

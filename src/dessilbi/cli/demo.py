@@ -22,7 +22,7 @@ FILES = {
 }
 
 
-def tell(run: RunDir, console: Console) -> None:
+def print_story(run: RunDir, console: Console) -> None:
     """Print when each layer entered Gamma, and where the files are."""
     records = run.records()
     last = records[-1]

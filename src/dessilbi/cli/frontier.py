@@ -14,7 +14,7 @@ from dessilbi.lab.analysis.frontier import DENSITIES, curves, frontier
 from dessilbi.lab.run.config import ConfigError
 from dessilbi.lab.run.directory import RunDir, clear_errors
 from dessilbi.lab.run.files import FRONTIER, FRONTIER_PICTURE
-from dessilbi.lab.training.loop import Place
+from dessilbi.lab.run.options import RunOptions
 from dessilbi.lab.training.terminal import plain_console
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def frontier_command(arguments: list[str]) -> None:
 
         torch.set_num_threads(command.threads)
     console = plain_console()
-    place = Place(data_dir=command.data_dir, download=command.download)
+    place = RunOptions(data_dir=command.data_dir, download=command.download)
     found = []
     for folder in command.runs:
         run = RunDir.open(folder)

@@ -1,4 +1,4 @@
-"""Memory that every training step takes and gives back."""
+"""The C library's allocator, told to keep the memory that every training step frees."""
 
 from __future__ import annotations
 

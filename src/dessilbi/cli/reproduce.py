@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from dessilbi.lab.run.config import ConfigError
-from dessilbi.lab.training.loop import Place
+from dessilbi.lab.run.options import RunOptions
 from dessilbi.paper.recipe import SCALES, Scale
 from dessilbi.paper.recipes import RECIPES, find
 from dessilbi.paper.reproduce import publish, refresh_docs, reproduce, results_file, state
@@ -58,7 +58,7 @@ class ReproduceCommand:
     slurm: tuple[str, ...] = ()
     """Settings for submitit, NAME=VALUE: slurm_partition=gpu gpus_per_node=1 timeout_min=600, the
     last of which SLURM needs; slurm_max_num_timeout=20 lets a run go on after so many of them."""
-    place: Annotated[Place, tyro.conf.arg(name="")] = field(default_factory=Place)
+    place: Annotated[RunOptions, tyro.conf.arg(name="")] = field(default_factory=RunOptions)
 
 
 def reproduce_command(arguments: list[str]) -> None:

@@ -11,8 +11,8 @@ import tyro
 from dessilbi.cli.train import TrainCommand, competitor, run_to_the_end
 from dessilbi.lab.analysis.subnetworks import Choice, Retrain, open_path, prepare, settled_epoch
 from dessilbi.lab.run.directory import RunDir
-from dessilbi.lab.training.distributed import leads
-from dessilbi.lab.training.loop import Place
+from dessilbi.lab.run.options import RunOptions
+from dessilbi.lab.training.distributed import is_main
 from dessilbi.lab.training.terminal import plain_console
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class SubnetCommand:
     """Order of the images; the run's own by default."""
     optimizer: Annotated[str | None, tyro.conf.arg(name="with")] = None
     """Train with a row of the paper's table (sgd-mom-wd, ...) instead of the run's optimizer."""
-    place: Annotated[Place, tyro.conf.arg(name="")] = field(default_factory=Place)
+    options: Annotated[RunOptions, tyro.conf.arg(name="")] = field(default_factory=RunOptions)
     threads: int | None = None
     """Threads of torch on the CPU; by default all cores."""
 
@@ -94,13 +94,15 @@ def subnet(arguments: list[str]) -> None:
         RunDir.open(command.run),
         command.choice,
         Retrain.parse(command.retrain),
-        command.place.runs,
+        command.options.runs,
         epochs=command.epochs,
         seed=command.seed,
         optimizer=None if command.optimizer is None else competitor(command.optimizer),
     )
-    run = run_to_the_end(TrainCommand(config=config, place=command.place, threads=command.threads))
-    if not leads():
+    run = run_to_the_end(
+        TrainCommand(config=config, options=command.options, threads=command.threads)
+    )
+    if not is_main():
         return
     first = run.records()[0]
     assert config.start is not None

@@ -1,4 +1,4 @@
-"""The laboratory's commands: parse, run, print."""
+"""``dessilbi train`` and ``dessilbi demo``: parse, run, print. Torch is imported to train only."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from dessilbi.cli.demo import tell
+from dessilbi._text import did_you_mean
 from dessilbi.lab.run.config import Config, ConfigError, OptimizerConfig
+from dessilbi.lab.run.methods import METHODS, NestedWeights, NestedWidths, method_name
+from dessilbi.lab.run.options import RunOptions
 from dessilbi.lab.run.recipes import RECIPES, find_recipe
-from dessilbi.lab.training import loop as training
-from dessilbi.lab.training.distributed import leads
-from dessilbi.lab.training.terminal import TerminalDisplay, plain_console
-from dessilbi.paper.optimizers import COMPETITORS
+from dessilbi.paper.competitors import COMPETITORS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dessilbi.lab.run.directory import RunDir
 
 
+@tyro.conf.configure(tyro.conf.AvoidSubcommands)  # the method is chosen before: see _chosen
 @dataclass(frozen=True, kw_only=True)
 class TrainCommand:
     """Train a recipe. Running the same configuration again resumes it, or reports that it is done.
@@ -29,53 +31,88 @@ class TrainCommand:
     """
 
     config: Annotated[Config, tyro.conf.arg(name="")] = field(default_factory=Config)
-    place: Annotated[training.Place, tyro.conf.arg(name="")] = field(default_factory=training.Place)
+    options: Annotated[RunOptions, tyro.conf.arg(name="")] = field(default_factory=RunOptions)
     threads: int | None = None
     """Threads of torch on the CPU; by default all cores."""
 
 
-_SHORT = {"--stop-when-stable": "--stop.when-stable", "--nested": "--nested.on"}
-
-
 def train(arguments: list[str]) -> None:
-    """``dessilbi train RECIPE [options]``."""
-    wide = max(map(len, RECIPES)) + 2
-    recipes = "\n".join(
-        f"  {name:{wide}}{(recipe.__doc__ or '').splitlines()[0]}"
-        for name, recipe in RECIPES.items()
-    )
-    usage = (
-        f"usage: dessilbi train RECIPE [options]\n\nrecipes:\n{recipes}\n\n"
-        f"--with NAME trains the recipe with another optimizer: {', '.join(COMPETITORS)}\n"
-    )
+    """``dessilbi train RECIPE [method:NAME] [options]``."""
     if not arguments or arguments[0].startswith("-"):
         asked = bool(arguments) and arguments[0] in ("-h", "--help")
-        print(usage, file=sys.stdout if asked else sys.stderr)
+        print(_usage(), file=sys.stdout if asked else sys.stderr)
         if not asked:
             print("name a recipe first, then its options", file=sys.stderr)
             raise SystemExit(2)
-        print("`dessilbi train RECIPE --help` lists every option with the recipe's value.")
         return
     recipe, *options = arguments
-    config, options = _exchanged(find_recipe(recipe), options)
+    config, options = _chosen(find_recipe(recipe), options)
+    if {"-h", "--help"} & set(options):
+        print(_choices(config))
     command = tyro.cli(
         TrainCommand,
         prog=f"dessilbi train {recipe}",
         default=TrainCommand(config=config),
-        args=[_SHORT.get(o, o) for o in options],
+        args=options,
     )
     run_to_the_end(command)
 
 
-def _exchanged(config: Config, options: list[str]) -> tuple[Config, list[str]]:
-    """``--with NAME`` puts a row of the paper's table in place of the recipe's optimizer."""
+def _listed(known: dict[str, str]) -> str:
+    wide = max(map(len, known)) + 2
+    return "\n".join(f"  {name:{wide}}{text}" for name, text in known.items())
+
+
+def _first_line(thing: Callable[..., object]) -> str:
+    return (thing.__doc__ or "").splitlines()[0]
+
+
+def _usage() -> str:
+    methods = {f"method:{name}": _first_line(kind) for name, kind in METHODS.items()}
+    return (
+        "usage: dessilbi train RECIPE [method:NAME] [--with NAME] [options]\n\n"
+        f"recipes:\n{_listed({name: _first_line(made) for name, made in RECIPES.items()})}\n\n"
+        f"methods:\n{_listed(methods)}\n\n"
+        "  --nested is short for the recipe's own nested method, or method:nested-weights\n\n"
+        f"--with NAME trains the recipe with another optimizer: {', '.join(COMPETITORS)}\n\n"
+        "`dessilbi train RECIPE --help` lists every option with the recipe's value, and\n"
+        "`dessilbi train RECIPE method:NAME --help` those of a method."
+    )
+
+
+def _choices(config: Config) -> str:
+    name = method_name(config.method)
+    others = ", ".join(f"method:{other}" for other in METHODS if other != name)
+    return f"method:{name} is chosen; others: {others}\n"
+
+
+def _chosen(config: Config, options: list[str]) -> tuple[Config, list[str]]:
+    """The recipe with the method and the optimizer that are named, and the options that are left.
+
+    They are read first: which options there are, and their defaults, depends on them.
+    """
     options = [part for o in options for part in (o.split("=", 1) if o[:7] == "--with=" else [o])]
-    if "--with" not in options:
-        return config, options
-    at = options.index("--with")
-    name = options[at + 1] if at + 1 < len(options) else ""
-    rest = options[:at] + options[at + 2 :]
-    return replace(config, name=f"{config.name}-{name}", optimizer=competitor(name)), rest
+    left: list[str] = []
+    words = iter(options)
+    for word in words:
+        if word == "--nested":
+            nested = isinstance(config.method, NestedWeights | NestedWidths)
+            config = config if nested else replace(config, method=NestedWeights())
+        elif word.startswith("method:"):
+            name = word.removeprefix("method:")
+            if name not in METHODS:
+                raise ConfigError(
+                    f"unknown method {name!r}{did_you_mean(name, METHODS)}; "
+                    f"known: {', '.join(METHODS)}"
+                )
+            if not isinstance(config.method, METHODS[name]):
+                config = replace(config, method=METHODS[name]())
+        elif word == "--with":
+            name = next(words, "")
+            config = replace(config, name=f"{config.name}-{name}", optimizer=competitor(name))
+        else:
+            left.append("--stop.when-stable" if word == "--stop-when-stable" else word)
+    return config, left
 
 
 def competitor(name: str) -> OptimizerConfig:
@@ -83,15 +120,6 @@ def competitor(name: str) -> OptimizerConfig:
     if name not in COMPETITORS:
         raise ConfigError(f"--with must name one of {', '.join(COMPETITORS)}; got {name!r}")
     return COMPETITORS[name]
-
-
-def demo(arguments: list[str]) -> None:
-    """``dessilbi demo [--runs DIR]``."""
-    command = tyro.cli(DemoCommand, prog="dessilbi demo", args=arguments)
-    run = run_to_the_end(
-        TrainCommand(config=RECIPES["digits"](), place=training.Place(runs=command.runs))
-    )
-    tell(run, plain_console())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,18 +130,38 @@ class DemoCommand:
     """Folder of the run directories."""
 
 
+def demo(arguments: list[str]) -> None:
+    """``dessilbi demo [--runs DIR]``."""
+    command = tyro.cli(DemoCommand, prog="dessilbi demo", args=arguments)
+    options = RunOptions(runs=command.runs)
+    run = run_to_the_end(TrainCommand(config=RECIPES["digits"](), options=options))
+
+    from dessilbi.cli.demo import print_story
+    from dessilbi.lab.training.terminal import plain_console
+
+    print_story(run, plain_console())
+
+
 def run_to_the_end(command: TrainCommand) -> RunDir:
     """Train with a display, and print what came of it."""
-    if command.threads is not None:
-        import torch
+    import torch
 
+    import dessilbi.paper.baselines
+    import dessilbi.paper.optimizers  # noqa: F401 - lets configurations name them
+    from dessilbi.cli.memory import keep_freed_memory
+    from dessilbi.lab.training.distributed import is_main
+    from dessilbi.lab.training.loop import train as train_run
+    from dessilbi.lab.training.terminal import TerminalDisplay
+
+    if command.threads is not None:
         if command.threads < 1:
             raise ConfigError(f"threads must be >= 1, got {command.threads}")
         torch.set_num_threads(command.threads)
+    keep_freed_memory()
     with TerminalDisplay() as display:
-        run = training.train(command.config, command.place, display)
+        run = train_run(command.config, command.options, display)
     last = run.records()[-1:]
-    if last and leads():
+    if last and is_main():
         summary = last[0]
         text = (
             f"done: {summary['epoch']} epochs, {summary['accuracy']:.2f} % "

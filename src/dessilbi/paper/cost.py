@@ -19,20 +19,21 @@ from dessilbi.lab.run.environment import describe
 from dessilbi.lab.run.files import COST, ENVIRONMENT
 from dessilbi.lab.training.build import network_without_data
 from dessilbi.lab.training.distributed import pick_device
-from dessilbi.paper.optimizers import COMPETITORS, make_optimizer
+from dessilbi.lab.training.optimizers import make_optimizer
+from dessilbi.paper.optimizers import COMPETITORS
 from dessilbi.paper.sweep.work import JobSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from dessilbi.lab.run.config import Config
+    from dessilbi.lab.run.options import RunOptions
     from dessilbi.lab.training.display import Display
-    from dessilbi.lab.training.loop import Place
 
 OPTIMIZERS = ("sgd-mom", "dessilbi-mom", "adam")
 
 
-def measure(config: Config, place: Place, display: Display, *, rounds: int) -> None:
+def measure(config: Config, place: RunOptions, display: Display, *, rounds: int) -> None:
     """The work of a job: measure, and leave the numbers in the run directory."""
     run = RunDir.of(config, place.runs)
     device = pick_device(place.device)
@@ -97,7 +98,7 @@ def _stepper(name: str, config: Config, device: torch.device) -> Callable[[], No
 # ---------------------------------------------------------------------- memory
 
 
-def peak(name: str, config: Config, place: Place) -> float:
+def peak(name: str, config: Config, place: RunOptions) -> float:
     """Megabytes that three steps need, in a process of their own."""
     spec = pickle.dumps(JobSpec(config, place, threads=torch.get_num_threads()))
     command = [sys.executable, "-m", "dessilbi.paper.cost", name]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dessilbi.lab.run.directory import RunDir
-    from dessilbi.lab.training.loop import Place
+    from dessilbi.lab.run.options import RunOptions
     from dessilbi.paper.results import Results
     from dessilbi.paper.tables import Table
 
@@ -36,9 +36,9 @@ class Recipe:
     jobs: Callable[[Scale, int | None], list[Job]]
     """The runs of a scale; the number of seeds, or ``None`` for the scale's own."""
     tables: Callable[[Results], list[Table]]
-    draw: Callable[[Results, Path, Place], list[Path]] = lambda results, out, place: []
+    draw: Callable[[Results, Path, RunOptions], list[Path]] = lambda results, out, place: []
     """Writes the figures to a folder and returns the files; it may need the run directories."""
-    measure: Callable[[RunDir, Job, Place], dict[str, Any]]
+    measure: Callable[[RunDir, Job, RunOptions], dict[str, Any]]
     """What of a finished run is kept in the results."""
     costs: Mapping[Scale, str]
     """Roughly how long a scale takes; estimates."""
@@ -48,7 +48,7 @@ class Recipe:
     """What was decided where the paper is silent."""
 
 
-def measure_training(run: RunDir, job: Job, place: Place) -> dict[str, Any]:
+def measure_training(run: RunDir, job: Job, place: RunOptions) -> dict[str, Any]:
     """Accuracies at the end and at best, densities, and whether the run collapsed."""
     records = run.records()
     last = records[-1]
@@ -85,7 +85,7 @@ CURVES = (
 )
 
 
-def measure_curves(run: RunDir, job: Job, place: Place) -> dict[str, Any]:
+def measure_curves(run: RunDir, job: Job, place: RunOptions) -> dict[str, Any]:
     """The same, with the course of training, an entry an epoch."""
     records = [r for r in run.records() if r["epoch"] > 0]
     curves = {

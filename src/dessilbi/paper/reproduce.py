@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dessilbi.lab.run.directory import RunDir
-    from dessilbi.lab.training.loop import Place
+    from dessilbi.lab.run.options import RunOptions
     from dessilbi.paper.recipe import Recipe, Scale
     from dessilbi.paper.sweep.executors import Executor
     from dessilbi.paper.sweep.sweep import Job, Outcome
@@ -36,7 +36,7 @@ def reproduce(
     recipe: Recipe,
     scale: Scale,
     executor: Executor,
-    place: Place,
+    place: RunOptions,
     folder: Path,
     *,
     seeds: int | None = None,
@@ -154,7 +154,7 @@ def with_needs(jobs: list[Job], wanted: Callable[[Job], bool]) -> list[Job]:
     return left[::-1]
 
 
-def publish(recipe: Recipe, results: Results, out: Path, place: Place) -> list[Path]:
+def publish(recipe: Recipe, results: Results, out: Path, place: RunOptions) -> list[Path]:
     """Write tables (Markdown, CSV, LaTeX) and figures (PNG, SVG) of what is there so far."""
     files = [file for table in recipe.tables(results) for file in table.write(out)]
     try:
@@ -234,7 +234,7 @@ def refresh_docs(file: Path, folder: Path) -> int:
     return count
 
 
-def _public(message: str, place: Place) -> str:
+def _public(message: str, place: RunOptions) -> str:
     """A message without the paths of this machine: results are published."""
     message = re.sub(r" ?\([^()]*log: [^()]*\)", "", message)
     message = message.replace(str(place.runs.resolve()), "runs").replace(str(place.runs), "runs")

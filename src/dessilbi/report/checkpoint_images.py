@@ -134,18 +134,17 @@ def _images(
 
 
 def twins_of(checkpoint: Checkpoint, path: SolutionPath) -> dict[str, Tensor]:
-    """V of each layer. An optimizer knows its parameters by number, those with a twin in order."""
-    entries = {
-        int(name.split("/")[0]): tensor.float()
-        for name, tensor in checkpoint.part("optimizer").items()
-        if name.endswith("/v")
-    }
-    if not entries:  # before the first step
+    """V of each layer."""
+    entries = checkpoint.part("optimizer")
+    found = {layer.name: entries.get(f"{layer.name}/v") for layer in path.layers}
+    if not any(name.endswith("/v") for name in entries):  # before the first step
         return {layer.name: torch.zeros(layer.shape) for layer in path.layers}
-    found = [entries[number] for number in sorted(entries)]
-    if [tuple(V.shape) for V in found] != [layer.shape for layer in path.layers]:
+    twins = {name: V.float() for name, V in found.items() if V is not None}
+    if {name: tuple(V.shape) for name, V in twins.items()} != {
+        layer.name: layer.shape for layer in path.layers
+    }:
         raise ValueError("its optimizer has other twins than the path")
-    return dict(zip((layer.name for layer in path.layers), found, strict=True))
+    return twins
 
 
 def gamma_of(layer: Layer, V: Tensor, path: SolutionPath, epoch: int) -> Tensor:

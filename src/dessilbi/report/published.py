@@ -32,7 +32,7 @@ _LAYERS = {
 
 def compare(run: RunData) -> list[Row]:
     """Rows of ours against the paper: where, what, theirs, ours, difference; all in percent."""
-    if run.config["start"] is not None or run.config["prune"]["density"] is not None:
+    if run.config["start"] is not None or run.config["method"]["name"] == "gradual-pruning":
         return []  # subnetworks and pruned runs are other experiments
     rows = [*_classification(run), *_ablation(run), *_layers(run)]
     return [row for row in rows if row is not None]

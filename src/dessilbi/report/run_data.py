@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import zipfile
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from dessilbi.lab.run.config import to_values
 from dessilbi.lab.run.directory import RunDir, RunError
 from dessilbi.lab.run.files import (
     CONFIG,
@@ -121,7 +121,7 @@ def read_run(folder: str | Path) -> RunData:
     run = RunDir.open(folder)
     notes: list[str] = []
     try:
-        config = dataclasses.asdict(run.config())
+        config = to_values(run.config())
     except (OSError, ValueError) as error:
         raise RunError(f"cannot read {run.path / CONFIG}: {error}") from error
     records = _records(run)

@@ -114,9 +114,8 @@ class GradualPruning:
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Go on from :meth:`state_dict`."""
         self._step = int(state["step"])
-        kept = {n.removeprefix("mask."): t for n, t in state.items() if n != "step"}
-        if kept:
-            self._hold(Mask(kept))
+        if len(state) > 1:  # in the order of the layers, whatever that of the file is
+            self._hold(Mask({layer.name: state[f"mask.{layer.name}"] for layer in self._layers}))
 
     def close(self) -> None:
         """Let go of the optimizer: nothing is held at zero any more."""

@@ -17,9 +17,10 @@ from dessilbi.lab.analysis.frontier import curves, frontier
 from dessilbi.lab.analysis.networks import trained_network
 from dessilbi.lab.analysis.subnetworks import open_path
 from dessilbi.lab.run.directory import RunDir, RunError
+from dessilbi.lab.run.methods import Dense
+from dessilbi.lab.run.options import RunOptions
 from dessilbi.lab.training.build import evaluated_split, load_data
 from dessilbi.lab.training.evaluate import evaluate_recalibrated
-from dessilbi.lab.training.loop import Place
 from dessilbi.subnet import project
 from lab_runs import NESTED, PRUNED, uninterrupted
 
@@ -40,7 +41,7 @@ def what_takes_part(layers: list[Tensor]) -> tuple[int, int]:
 
 
 def test_points_are_what_projecting_and_judging_gives(nested: RunDir) -> None:
-    place = Place()
+    place = RunOptions()
     points, judged_on = frontier(nested, place, (0.05, 0.3, 1.0))
     assert judged_on == "test"
     data = load_data(NESTED, None, download=False)
@@ -63,22 +64,22 @@ def test_points_are_what_projecting_and_judging_gives(nested: RunDir) -> None:
 def test_points_are_kept_and_only_new_ones_evaluated(
     nested: RunDir,
 ) -> None:
-    first, _ = frontier(nested, Place(), (0.1, 0.2))
+    first, _ = frontier(nested, RunOptions(), (0.1, 0.2))
     told: list[str] = []
-    again, _ = frontier(nested, Place(), (0.1, 0.15, 0.2), told=told.append)
+    again, _ = frontier(nested, RunOptions(), (0.1, 0.15, 0.2), told=told.append)
     assert len(told) == 1
     assert "15.00% of the weights" in told[0]
     assert [p for p in again if p.budget != 0.15] == first
     (nested.path / "frontier.json").write_text("{broken")
-    assert frontier(nested, Place(), (0.1, 0.2))[0] == first
+    assert frontier(nested, RunOptions(), (0.1, 0.2))[0] == first
 
 
 def test_a_run_without_a_path_is_one_point(pruned: RunDir) -> None:
-    points, _ = frontier(pruned, Place())
+    points, _ = frontier(pruned, RunOptions())
     (point,) = points
     assert point.density == pytest.approx(0.1, abs=0.001)
     assert point.accuracy == pruned.records()[-1]["accuracy"]
-    assert frontier(pruned, Place())[0] == points
+    assert frontier(pruned, RunOptions())[0] == points
 
 
 def test_a_network_that_cannot_be_compacted_is_said_to_be_whole(
@@ -91,7 +92,7 @@ def test_a_network_that_cannot_be_compacted_is_said_to_be_whole(
     main(["frontier", str(nested.path), "--densities", "0.04"])
     said = capsys.readouterr().out
     assert "not compacted, sizes are the whole network's: the forward cannot be traced" in said
-    (point,), _ = frontier(nested, Place(), (0.04,))
+    (point,), _ = frontier(nested, RunOptions(), (0.04,))
     assert point.parameters == sum(p.numel() for p in trained_network(nested).parameters())
     assert point.nonzeros < 0.1 * point.parameters
 
@@ -101,9 +102,9 @@ def test_runs_of_one_name_are_a_curve(tmp_path: Path) -> None:
     found = []
     for seed in (0, 1):
         for density in (0.3, 0.1):
-            prune = replace(short.prune, density=density)
-            run = uninterrupted(replace(short, seed=seed, prune=prune), tmp_path)
-            found.append((run, *frontier(run, Place())))
+            method = replace(short.method, density=density)
+            run = uninterrupted(replace(short, seed=seed, method=method), tmp_path)
+            found.append((run, *frontier(run, RunOptions())))
     (curve,) = curves(found)
     assert (curve.runs, curve.epochs, curve.seeds) == (2, 2, (0, 1))
     assert [len(at) for at in curve.points] == [2, 2]
@@ -114,9 +115,9 @@ def test_runs_of_one_name_are_a_curve(tmp_path: Path) -> None:
 
 def test_runs_of_one_name_that_differ_are_curves_of_their_own(tmp_path: Path) -> None:
     short = replace(NESTED, name="one-name", epochs=1)
-    plain = replace(short, nested=replace(short.nested, on=False))
+    plain = replace(short, method=Dense())
     runs = [uninterrupted(config, tmp_path) for config in (short, plain)]
-    found = [(run, *frontier(run, Place(), (0.3, 1.0))) for run in runs]
+    found = [(run, *frontier(run, RunOptions(), (0.3, 1.0))) for run in runs]
     first, second = curves(found)
     assert (first.name, second.name) == tuple(run.path.name for run in runs)
     assert first.points == tuple((p,) for p in found[0][1])
@@ -160,4 +161,4 @@ def test_faults_of_the_command(
 def test_a_run_that_was_never_trained(tmp_path: Path) -> None:
     run = RunDir.of(NESTED, tmp_path)
     with pytest.raises(RunError, match="train it first"):
-        frontier(run, Place())
+        frontier(run, RunOptions())

@@ -19,11 +19,13 @@ from dessilbi.lab.run.checkpoint import load_model
 from dessilbi.lab.run.config import Config, ConfigError, OptimizerConfig, ScheduleConfig, StopConfig
 from dessilbi.lab.run.directory import RunDir, RunError
 from dessilbi.lab.run.files import BEST, LAST, MASK, PATH, START
-from dessilbi.lab.training import loop as training
+from dessilbi.lab.run.options import RunOptions
+from dessilbi.lab.training import state as training
 from dessilbi.lab.training.evaluate import evaluate, evaluate_recalibrated
-from dessilbi.lab.training.loop import Place, train
+from dessilbi.lab.training.loop import train
+from dessilbi.lab.training.optimizers import make_optimizer
 from dessilbi.lab.training.start import load_start
-from dessilbi.paper.optimizers import COMPETITORS, make_optimizer
+from dessilbi.paper.optimizers import COMPETITORS
 from dessilbi.path import DEFAULT_ORDER, Mask, count_macs_per_weight
 from lab_runs import (
     FILTERS,
@@ -187,7 +189,7 @@ def test_the_weights_that_a_subnetwork_starts_from(
 
     # Before its first step the run itself has them too, masked.
     with pytest.raises(Crash):
-        train(config, Place(runs=tmp_path), CrashAt(1)) if word else one_shot(config, tmp_path)
+        train(config, RunOptions(runs=tmp_path), CrashAt(1)) if word else one_shot(config, tmp_path)
     assert_same_tensors(run.read_tensors("init.safetensors"), masked(weights, mask))
     assert_same_tensors(weights_of(run), masked(weights, mask))
 
@@ -199,16 +201,13 @@ def test_a_network_that_goes_on_keeps_its_twin(
     """With V = 0 the coupling would pull all weights to zero instead of fine-tuning them."""
     config, run = retrained(parent, tmp_path, word, epochs=1)
     with pytest.raises(Crash):
-        train(config, Place(runs=tmp_path), CrashAt(1))
+        train(config, RunOptions(runs=tmp_path), CrashAt(1))
     before, after = parent.load(source), run.load(LAST)
     assert before is not None
     assert after is not None
     mask = Mask.load(run.path / MASK)
-    model = make_model(SMALL.model.name, num_classes=10, in_channels=1, input_size=8)
-    optimizer = make_optimizer(model, config.optimizer, (1, 8, 8))
-    names = [name for group in optimizer.param_groups for name in group["param_names"]]
     wanted = {
-        key: tensor.where(mask[names[int(key.split("/")[0])]], 0) if key.endswith("/v") else tensor
+        key: tensor.where(mask[key.removesuffix("/v")], 0) if key.endswith("/v") else tensor
         for key, tensor in before.part("optimizer").items()
     }
     found = after.part("optimizer")
@@ -217,7 +216,7 @@ def test_a_network_that_goes_on_keeps_its_twin(
         if key.endswith("/v"):
             assert bool(tensor.any())
             assert torch.equal(found[key], tensor)
-        name = names[int(key.split("/")[0])]
+        name = key.split("/")[0]
         if key.endswith("/momentum_buffer") and name in mask.names:
             assert torch.equal(found[key], tensor.where(mask[name], 0))
     assert open_path(run).density(0) > 0
@@ -232,14 +231,14 @@ def test_another_optimizer_begins_anew(parent: RunDir, tmp_path: Path) -> None:
 
 
 def one_shot(config: Config, runs: Path) -> None:
-    train(config, Place(runs=runs))
+    train(config, RunOptions(runs=runs))
     raise Crash  # as the others do
 
 
 def test_one_shot_is_judged_and_not_trained(filters: RunDir, tmp_path: Path) -> None:
     config, run = retrained(filters, tmp_path, None, Choice(density=0.8))
     assert config.epochs == 0
-    train(config, Place(runs=tmp_path))
+    train(config, RunOptions(runs=tmp_path))
     (record,) = run.records()
     mask = open_path(filters).mask(density=0.8)
     assert (record["epoch"], record["density"]) == (0, mask.density)
@@ -266,7 +265,7 @@ def rates_of(config: Config, runs: Path) -> list[float]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, "make_optimizer", watched)
-        train(config, Place(runs=runs))
+        train(config, RunOptions(runs=runs))
     return found
 
 
@@ -376,7 +375,7 @@ def test_seed_and_optimizer_can_be_exchanged(parent: RunDir, tmp_path: Path) -> 
     other, run = retrained(parent, tmp_path, "scratch", seed=7, optimizer=SGD)
     assert (other.seed, other.optimizer) == (7, SGD)
     assert other.run_name != config.run_name
-    train(other, Place(runs=tmp_path))
+    train(other, RunOptions(runs=tmp_path))
     assert not (run.path / PATH).exists()
 
 
@@ -416,7 +415,7 @@ def test_every_checkpoint_of_a_retrained_run_is_on_the_mask(
     shutil.copytree(run.path, tmp_path / "kept" / config.run_name)
     run = RunDir(tmp_path / "kept" / config.run_name)
     (run.path / "config.json").unlink()
-    train(config, Place(runs=run.path.parent))
+    train(config, RunOptions(runs=run.path.parent))
     mask = open_path(found).mask(density=0.3)
     assert_held(run, mask)
     start, last = weights_of(run, "checkpoint-0"), weights_of(run)
@@ -426,7 +425,7 @@ def test_every_checkpoint_of_a_retrained_run_is_on_the_mask(
 
 def test_gamma_of_a_subnetwork_stays_on_its_mask(parent: RunDir, tmp_path: Path) -> None:
     config, run = retrained(parent, tmp_path, "scratch")
-    train(config, Place(runs=tmp_path))
+    train(config, RunOptions(runs=tmp_path))
     path, mask = open_path(run), Mask.load(run.path / MASK)
     assert path.epochs == (0, 1, 2, 3)
     assert path.density(3) > 0
@@ -438,7 +437,7 @@ def test_the_parent_is_not_touched(parent: RunDir, tmp_path: Path) -> None:
     times = {p: p.stat().st_mtime_ns for p in parent.path.rglob("*")}
     for word in (None, "scratch", "rewind:0", "finetune"):
         config, _ = retrained(parent, tmp_path, word, epochs=1)
-        train(config, Place(runs=tmp_path))
+        train(config, RunOptions(runs=tmp_path))
     assert contents(parent) == before
     assert {p: p.stat().st_mtime_ns for p in parent.path.rglob("*")} == times
 
@@ -448,11 +447,11 @@ def test_a_subnetwork_outlives_its_parent(parent: RunDir, tmp_path: Path) -> Non
     shutil.copytree(parent.path, copied.path)
     config, run = retrained(copied, tmp_path, "scratch", epochs=2)
     with pytest.raises(Crash):
-        train(config, Place(runs=tmp_path), CrashAt(STEPS + 1))
+        train(config, RunOptions(runs=tmp_path), CrashAt(STEPS + 1))
     shutil.rmtree(copied.path)
-    train(run.config(), Place(runs=tmp_path))
+    train(run.config(), RunOptions(runs=tmp_path))
     again, whole = retrained(parent, tmp_path / "whole", "scratch", epochs=2)
-    train(again, Place(runs=tmp_path / "whole"))
+    train(again, RunOptions(runs=tmp_path / "whole"))
     assert_same_run(run, whole)
 
 
@@ -512,11 +511,11 @@ def test_a_mask_or_start_that_was_tampered_with_is_refused(
     config, run = retrained(parent, tmp_path, "finetune")
     if begun:
         with pytest.raises(Crash):
-            train(config, Place(runs=tmp_path, save_minutes=0), CrashAt(2))
+            train(config, RunOptions(runs=tmp_path, save_minutes=0), CrashAt(2))
     tamper(run)
     before = contents(run)
     with pytest.raises(RunError, match=r"(mask|start)\.safetensors.*remove "):
-        train(config, Place(runs=tmp_path))
+        train(config, RunOptions(runs=tmp_path))
     assert contents(run) == before
 
 
@@ -532,7 +531,7 @@ def whole(parent: RunDir, tmp_path_factory: pytest.TempPathFactory) -> Callable[
     def make(word: str) -> RunDir:
         if word not in made:
             config, made[word] = retrained(parent, runs, None if word == "one-shot" else word)
-            train(config, Place(runs=runs))
+            train(config, RunOptions(runs=runs))
         return made[word]
 
     return make
@@ -542,11 +541,11 @@ def test_crashed_at_a_write_one_shot_ends_the_same(
     parent: RunDir, whole: Callable[[str], RunDir], tmp_path: Path
 ) -> None:
     """Each time a new run, from the first file that `dessilbi subnet` makes to the last."""
-    for crash, runs in crashes(tmp_path, (2, 5, 8, 15, 22, 23, 24, 27, 30, 33)):
+    for crash, runs in crashes(tmp_path, (2, 5, 8, 15, 18, 20, 22, 23, 24, 25)):
         with pytest.raises(Crash), crash:
-            train(retrained(parent, runs, None)[0], Place(runs=runs))
+            train(retrained(parent, runs, None)[0], RunOptions(runs=runs))
         config, run = retrained(parent, runs, None)
-        train(config, Place(runs=runs))
+        train(config, RunOptions(runs=runs))
         assert_same_run(run, whole("one-shot"))
 
 
@@ -555,9 +554,9 @@ def test_crashed_at_a_write_a_retrained_run_ends_the_same(
     parent: RunDir, whole: Callable[[str], RunDir], tmp_path: Path, number: int
 ) -> None:
     with pytest.raises(Crash), CrashAtWrite(number):
-        train(retrained(parent, tmp_path, "rewind:1")[0], Place(runs=tmp_path, save_minutes=0))
+        train(retrained(parent, tmp_path, "rewind:1")[0], RunOptions(runs=tmp_path, save_minutes=0))
     config, run = retrained(parent, tmp_path, "rewind:1")
-    train(config, Place(runs=tmp_path))
+    train(config, RunOptions(runs=tmp_path))
     assert_same_run(run, whole("rewind:1"))
 
 
@@ -568,8 +567,8 @@ def test_crashed_after_any_step_a_subnetwork_ends_the_same(
     config, run = retrained(parent, tmp_path, "rewind:1")
     for steps in after:
         with pytest.raises(Crash):
-            train(config, Place(runs=tmp_path, save_minutes=0), CrashAt(steps))
-    train(config, Place(runs=tmp_path))
+            train(config, RunOptions(runs=tmp_path, save_minutes=0), CrashAt(steps))
+    train(config, RunOptions(runs=tmp_path))
     assert_same_run(run, whole("rewind:1"))
 
 
@@ -578,7 +577,7 @@ def test_killed_while_it_writes_a_subnetwork_ends_the_same(
 ) -> None:
     config, run = retrained(parent, tmp_path, "rewind:1")
     assert live(Life(config, tmp_path, 70, save_minutes=0)) == -signal.SIGKILL
-    train(config, Place(runs=tmp_path))
+    train(config, RunOptions(runs=tmp_path))
     assert_same_run(run, whole("rewind:1"))
 
 
@@ -588,10 +587,10 @@ def test_killed_before_its_first_save_a_network_that_goes_on_ends_the_same(
     """Some of its filters are in Gamma from the beginning."""
     config, run = retrained(filters, tmp_path / "killed", "finetune", Choice(density=0.8), epochs=1)
     with pytest.raises(Crash):
-        train(config, Place(runs=tmp_path / "killed"), CrashAt(2))
-    train(config, Place(runs=tmp_path / "killed"))
+        train(config, RunOptions(runs=tmp_path / "killed"), CrashAt(2))
+    train(config, RunOptions(runs=tmp_path / "killed"))
     config, whole = retrained(filters, tmp_path, "finetune", Choice(density=0.8), epochs=1)
-    train(config, Place(runs=tmp_path))
+    train(config, RunOptions(runs=tmp_path))
     assert_same_run(run, whole)
     path = open_path(run)
     inside = path.support(0)["conv1.weight"].flatten(1).any(1)

@@ -8,7 +8,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from dessilbi.lab.run.config import OptimizerConfig
-from dessilbi.paper.optimizers import SGDL1, make_optimizer
+from dessilbi.lab.training.optimizers import make_optimizer
+from dessilbi.paper.optimizers import SGDL1
 from dessilbi.paper.optimizers.sgd_l1 import penalise_weights
 
 
@@ -64,7 +65,7 @@ def test_a_model_without_biases_makes_one_group():
 
 def test_gradients_stay_as_they_are():
     model = net()
-    optimizer = make_optimizer(model, OptimizerConfig(name="sgd", l1=1.0, momentum=0.9))
+    optimizer = make_optimizer(model, OptimizerConfig(name="sgd-l1", l1=1.0, momentum=0.9))
     cross_entropy(model(X), Y).backward()
     before = [(p.grad, p.grad.clone()) for p in model.parameters()]
     optimizer.step()

@@ -15,6 +15,7 @@ from dessilbi.lab.analysis.networks import network_at, shipped, trained_network
 from dessilbi.lab.analysis.subnetworks import open_path
 from dessilbi.lab.run.directory import RunError
 from dessilbi.lab.run.files import LAST, PATH, Frontier, FrontierPoint, read_frontier
+from dessilbi.lab.run.methods import GradualPruning
 from dessilbi.lab.training.build import evaluated_split, load_data
 from dessilbi.lab.training.evaluate import evaluate
 from dessilbi.path import Mask
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from dessilbi.lab.data import Dataset
     from dessilbi.lab.run.config import Config
     from dessilbi.lab.run.directory import RunDir
-    from dessilbi.lab.training.loop import Place
+    from dessilbi.lab.run.options import RunOptions
 
 DENSITIES = (0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
 
@@ -52,7 +53,7 @@ class Curve:
 
 def frontier(
     run: RunDir,
-    place: Place,
+    place: RunOptions,
     densities: Sequence[float] = DENSITIES,
     judge_on: str | None = None,
     told: Callable[[str], None] = lambda _: None,
@@ -132,7 +133,8 @@ def curves(found: Iterable[tuple[RunDir, list[FrontierPoint], str]]) -> list[Cur
         seeds = sorted({run.config().seed for run, _, _ in alike})
         by_size: dict[float, list[FrontierPoint]] = {}
         for run, points, _ in alike:
-            target = run.config().prune.density
+            method = run.config().method
+            target = method.density if isinstance(method, GradualPruning) else None
             for p in points:
                 # Pruned runs end a weight or so apart from seed to seed.
                 by_size.setdefault(p.budget if target is None else target, []).append(p)
@@ -159,8 +161,8 @@ def curves(found: Iterable[tuple[RunDir, list[FrontierPoint], str]]) -> list[Cur
 def _method(config: Config) -> str:
     """What seeds, and runs for several densities, have in common."""
     config = replace(config, seed=0)
-    if config.prune.density is not None:
-        config = replace(config, prune=replace(config.prune, density=0.0))
+    if isinstance(config.method, GradualPruning):
+        config = replace(config, method=replace(config.method, density=0.0))
     if config.start is not None:  # subnetworks of several seeds have parents of several seeds
         config = replace(config, start=replace(config.start, parent="", digest=""))
     return config.hash

@@ -8,6 +8,7 @@ import torch
 
 from dessilbi.compaction import CompactError, Size, compact
 from dessilbi.lab.data.load import CARDS
+from dessilbi.lab.run import methods
 from dessilbi.lab.run.checkpoint import load_model
 from dessilbi.lab.run.directory import RunError
 from dessilbi.lab.run.files import LAST
@@ -48,7 +49,7 @@ def trained_network(
     config = run.config()
     model = network_without_data(config) if data is None else fresh_network(config, data)
     load_model(model, checkpoint.part("model"))
-    if mask is None or not config.nested.by_width:
+    if mask is None or not isinstance(config.method, methods.NestedWidths):
         return model
     shape = CARDS[config.data.name].shape
     example = torch.zeros(2, *shape, dtype=getattr(torch, config.dtype))

@@ -15,15 +15,13 @@ from dessilbi.lab.run.checkpoint import OPTIMIZER, model_tensors
 from dessilbi.lab.run.config import (
     Config,
     ConfigError,
-    FreezeConfig,
-    NestedConfig,
-    PruneConfig,
     ScheduleConfig,
     StartConfig,
     StopConfig,
 )
 from dessilbi.lab.run.directory import RunDir, RunError
 from dessilbi.lab.run.files import INIT, LAST, PATH, checkpoint_name
+from dessilbi.lab.run.methods import Dense
 from dessilbi.lab.training.build import network_without_data
 from dessilbi.lab.training.schedule import lr_factor
 from dessilbi.lab.training.start import write_start
@@ -151,9 +149,7 @@ def retrain(
         before,
         name=before.name if before.name.endswith(f"-{name}") else f"{before.name}-{name}",
         stop=StopConfig(),
-        nested=NestedConfig(),
-        prune=PruneConfig(),
-        freeze=FreezeConfig(),
+        method=Dense(),
         keep=(),
         epochs=0 if how.how == "one-shot" else _epochs(before, how, mask, epochs),
         seed=before.seed if seed is None else seed,

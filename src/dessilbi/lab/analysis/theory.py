@@ -9,14 +9,15 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from dessilbi.lab.data import batches, count_batches
-from dessilbi.lab.run.checkpoint import restore
+from dessilbi.lab.run.checkpoint import load_checkpoint
 from dessilbi.lab.run.config import ConfigError
 from dessilbi.lab.run.directory import RunError
 from dessilbi.lab.run.files import INIT, LAST, checkpoint_name
+from dessilbi.lab.run.methods import GradualPruning, NestedWeights, NestedWidths
 from dessilbi.lab.training.build import fresh_network, load_data
+from dessilbi.lab.training.callbacks.step_check import Iteration, iteration_of
 from dessilbi.lab.training.optimizers import make_optimizer
 from dessilbi.lab.training.schedule import lr_factor, set_lr
-from dessilbi.lab.training.step_check import Iteration, iteration_of
 from dessilbi.optim import DessiLBI
 from dessilbi.subnet.batchnorm import has_batchnorm
 from dessilbi.theory import LipschitzTrack, LyapunovMonitor, judge_step
@@ -156,7 +157,7 @@ class Study:
 
     @property
     def _masked(self) -> bool:
-        return self.config.start is not None or self.config.prune.density is not None
+        return self.config.start is not None or isinstance(self.config.method, GradualPruning)
 
     def _reasons(self) -> tuple[str, ...]:
         """Why the theorem does not cover the run, apart from kinks."""
@@ -164,7 +165,7 @@ class Study:
         images, size = len(self.data.train), self.config.batch_size
         if self._masked:
             reasons.append("a mask is held (Lip of all weights bounds that of the kept ones)")
-        if self.config.nested.on:
+        if isinstance(self.config.method, NestedWeights | NestedWidths):
             reasons.append("nested training (a step sees a part of the network)")
         if size < images:
             reasons.append(f"batches of {size} of {images:,} images (the theorem has all of them)")
@@ -190,7 +191,7 @@ class Study:
         if last is None:
             return self._lr(0)
         try:
-            position = restore(last, self.model, self.optimizer)
+            progress = load_checkpoint(last, self.model, self.optimizer)
         except (KeyError, ValueError, RuntimeError) as error:
             raise RunError(f"the last checkpoint does not fit its model ({error})") from error
-        return self._lr(position.epoch)
+        return self._lr(progress.epoch)

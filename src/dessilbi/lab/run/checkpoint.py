@@ -1,4 +1,4 @@
-"""Everything a run needs to go on exactly where it stopped, as tensors and plain values."""
+"""Checkpoints: everything a run needs to go on exactly where it stopped, by parameter name."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dessilbi.lab.run.config import FORMAT
 from dessilbi.lab.run.directory import Checkpoint
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ OPTIMIZER = "optimizer/"
 
 
 @dataclass
-class Position:
+class Progress:
     """Where in the run we are, with the sums of the epoch under way."""
 
     epoch: int = 0
@@ -48,10 +49,10 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     seen: set[tuple[int, torch.Size]] = set()
     for name, tensor in model.state_dict().items():
-        place = (tensor.data_ptr(), tensor.shape)
-        if tensor.numel() and place in seen:
+        memory = (tensor.data_ptr(), tensor.shape)
+        if tensor.numel() and memory in seen:
             continue
-        seen.add(place)
+        seen.add(memory)
         found[name] = tensor.detach().cpu().contiguous()
     return found
 
@@ -67,49 +68,72 @@ def load_model(model: nn.Module, tensors: dict[str, Tensor]) -> None:
         )
 
 
-def take(model: nn.Module, optimizer: Optimizer, position: Position) -> Checkpoint:
-    """A checkpoint of the whole state: weights, optimizer, random numbers, position."""
+def make_checkpoint(model: nn.Module, optimizer: Optimizer, progress: Progress) -> Checkpoint:
+    """A checkpoint of weights, optimizer, random numbers and progress.
+
+    The state of the optimizer is kept by the model's names: ``optimizer/conv1.weight/v`` is V of
+    that parameter. A parameter with several names is kept under the first.
+    """
     tensors = {f"model/{name}": t for name, t in model_tensors(model).items()}
     values: dict[str, dict[str, Any]] = {}
+    names = _names(model, optimizer)
     for index, entries in optimizer.state_dict()["state"].items():
         for key, value in entries.items():
             if isinstance(value, torch.Tensor):
-                tensors[f"{OPTIMIZER}{index}/{key}"] = value.detach().cpu().contiguous()
+                tensors[f"{OPTIMIZER}{names[index]}/{key}"] = value.detach().cpu().contiguous()
             else:
-                values.setdefault(str(index), {})[key] = value
+                values.setdefault(names[index], {})[key] = value
     tensors["random/cpu"] = torch.get_rng_state()
     if torch.cuda.is_available():
         tensors["random/cuda"] = torch.cuda.get_rng_state()
-    return Checkpoint(tensors, {**asdict(position), "optimizer": values})
+    return Checkpoint(tensors, {"format": FORMAT, **asdict(progress), "optimizer": values})
 
 
 def load_optimizer(
+    model: nn.Module,
     optimizer: Optimizer,
     tensors: Mapping[str, Tensor],
     values: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> None:
-    """Put back the state that :func:`take` took of an optimizer: ``3/v`` is V of its parameter 3.
+    """Put back the state that :func:`make_checkpoint` took of an optimizer.
 
     Args:
+        model: whose parameters it has.
         optimizer: its options stay as they are.
-        tensors: by parameter and name.
+        tensors: by parameter and key: ``conv1.weight/v``.
         values: by parameter, what is no tensor.
+
+    Raises:
+        ValueError: a parameter is unknown to the optimizer.
     """
-    entries: dict[int, dict[str, Any]] = {
-        int(index): dict(given) for index, given in (values or {}).items()
+    entries: dict[str, dict[str, Any]] = {
+        name: dict(given) for name, given in (values or {}).items()
     }
     for name, tensor in tensors.items():
-        index, key = name.split("/", 1)
-        entries.setdefault(int(index), {})[key] = tensor
-    optimizer.load_state_dict(optimizer.state_dict() | {"state": entries})
+        parameter, key = name.rsplit("/", 1)
+        entries.setdefault(parameter, {})[key] = tensor
+    index = {name: i for i, name in enumerate(_names(model, optimizer))}
+    if unknown := sorted(entries.keys() - index.keys()):
+        raise ValueError(f"the optimizer has no parameters {', '.join(unknown)}")
+    state = {index[name]: entry for name, entry in entries.items()}
+    optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
 
 
-def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: Optimizer) -> Position:
+def _names(model: nn.Module, optimizer: Optimizer) -> list[str]:
+    """The model's names of an optimizer's parameters, in the order in which it numbers them."""
+    names = {p: name for name, p in model.named_parameters()}
+    return [names[p] for group in optimizer.param_groups for p in group["params"]]
+
+
+def load_checkpoint(checkpoint: Checkpoint, model: nn.Module, optimizer: Optimizer) -> Progress:
     """Put a checkpoint back; the optimizer's options come from the configuration."""
+    found = checkpoint.state.get("format", 1)
+    if found != FORMAT:
+        raise ValueError(f"its format is {found}, this version of dessilbi knows {FORMAT}")
     load_model(model, checkpoint.part("model"))
-    load_optimizer(optimizer, checkpoint.part("optimizer"), checkpoint.state["optimizer"])
+    load_optimizer(model, optimizer, checkpoint.part("optimizer"), checkpoint.state["optimizer"])
     random = checkpoint.part("random")
     torch.set_rng_state(random["cpu"])
     if "cuda" in random and torch.cuda.is_available():
         torch.cuda.set_rng_state(random["cuda"])
-    return Position(**{name: checkpoint.state[name] for name in asdict(Position())})
+    return Progress(**{name: checkpoint.state[name] for name in asdict(Progress())})

@@ -11,16 +11,22 @@ import hashlib
 import json
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 import tyro
 
+from dessilbi._text import did_you_mean
 from dessilbi.errors import DessilbiError
+from dessilbi.lab.run.methods import METHODS, Dense, Method, method_name
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+T = TypeVar("T")
+
 _STRICT: dict[str, Any] = {"extra": "forbid"}  # unknown keys are refused
+FORMAT = 2
+"""Of config.json and of checkpoints; 1 was dessilbi 0.1, which wrote no number."""
 
 
 class ConfigError(DessilbiError, ValueError):
@@ -59,22 +65,20 @@ class ModelConfig:
     """Initial weights; by default He for named networks, and as it comes for an import path."""
 
 
-OptimizerName = Literal["dessilbi", "sgd", "adam", "amsgrad", "adagrad", "radam", "adabound"]
-
-
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
     """Which optimizer, and its numbers; those that an optimizer does not know must stay unset."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
 
-    name: OptimizerName = "dessilbi"
+    name: str = "dessilbi"
+    """dessilbi, sgd, adam, amsgrad, adagrad or radam; the paper's competitors add some."""
     lr: float = 0.1
     momentum: float = 0.0
     nesterov: bool = False
     weight_decay: float = 0.0
     l1: float = 0.0
-    """Weight of an l1 penalty on the loss (sgd only)."""
+    """Weight of an l1 penalty on the loss (sgd-l1 only)."""
     kappa: float = 1.0
     nu: float = 100.0
     lambd: float = 1.0
@@ -144,95 +148,6 @@ class StopConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NestedConfig:
-    """Train every budget in one run; see docs/one-run-every-budget.md."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
-
-    on: bool = False
-    """Draw a budget for each step and train its subnetwork; --nested is the same."""
-    by_width: bool = False
-    """Whole channels: narrower networks at their own cost, and some with weights of their own."""
-    min_density: float | None = None
-    """The smallest budget, as a fraction of the weights: by default 0.004, by width 0.125."""
-    max_density: float | None = None
-    """The largest that is drawn beside the whole network: by default 0.3. Not by width."""
-    ramp_start: float | None = None
-    """When budgets begin to fall, as a fraction of the training: by default a twelfth."""
-    ramp_end: float | None = None
-    """When the smallest is reached: by default 0.25, by width 0.3."""
-    freeze_ranking_at: float | None = None
-    """When the ranking of the weights is fixed: by default 0.6."""
-    full_fraction: float | None = None
-    """Fraction of steps that train the whole network: by default 0.3, by width 1."""
-    draw_power: float | None = None
-    """Above 1, large budgets are drawn more often than small ones; below 1, less often: by default
-    1. Not by width."""
-    rank_every: int | None = None
-    """Steps between two rankings: by default 100."""
-    budgets_per_step: int | None = None
-    """How many budgets a step trains beside the whole network: by default 3, and 2 if there are
-    filters. Not by width."""
-    per_layer: bool | None = None
-    """Whether every layer keeps the same fraction; by default if there are filters. Not by
-    width."""
-    mac_exponent: float = 0.0
-    """Layers are compared by size / multiply-adds ** mac_exponent of their weights; 0.25 serves
-    budgets of multiply-adds. Not by width."""
-    widths: tuple[float, ...] = ()
-    """By width: those that get weights of their own; by default each half of the one before."""
-    branch_at: tuple[float, float] = (0.3, 0.6)
-    """By width: when the narrowest and the widest of them do; 1 1 never, all share."""
-    branch_macs: float = 0.4
-    """By width: multiply-adds of these a step, as a fraction of the whole network's."""
-    distill: float = 0.5
-    """By width: how much the smaller network of a step learns from the larger one."""
-    small_fraction: float = 0.8
-    """By width: fraction of steps that train a small network beside the large one."""
-
-
-OF_SCHEDULE = (
-    "min_density", "max_density", "ramp_start", "ramp_end", "freeze_ranking_at", "full_fraction",
-    "draw_power", "rank_every",
-)  # fmt: skip
-BY_WEIGHT = ("max_density", "draw_power", "budgets_per_step", "per_layer", "mac_exponent")
-BY_WIDTH = ("by_width", "widths", "branch_at", "branch_macs", "distill", "small_fraction")
-"""Options of nested training that only one of its ways has."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PruneConfig:
-    """Magnitude pruning while training, the competitor: a run for each budget."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
-
-    density: float | None = None
-    """The fraction of weights to end with; unset: nothing is pruned."""
-    begin: float = 1 / 12
-    """When pruning begins, as a fraction of the training."""
-    end: float = 2 / 3
-    """When the target is reached, along a cubic; begin = end prunes once and fine-tunes."""
-    every: int = 50
-    """Steps between two prunings."""
-    penalty: Literal["auto", "lasso", "group_lasso"] = "auto"
-    """What is pruned as a whole, as for DessiLBI's optimizer: filters, weights, neurons."""
-    exclude: tuple[str, ...] = ()
-    """Patterns of parameters that are not pruned."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FreezeConfig:
-    """Freeze the support of Gamma and pull the weights outside of it to zero."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
-
-    epoch: int | None = None
-    """After this many epochs; the first drop of the learning rate is a good moment."""
-    nu: float = 1.0
-    """How hard: the weights outside lose lr / nu of themselves a step."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Config:
     """A training run."""
 
@@ -251,9 +166,8 @@ class Config:
     dtype: Literal["float32", "float64"] = "float32"
     keep: tuple[int, ...] = ()
     """Epochs whose checkpoints are kept, to rewind to; 0 is the initialisation."""
-    nested: NestedConfig = field(default_factory=NestedConfig)
-    prune: PruneConfig = field(default_factory=PruneConfig)
-    freeze: FreezeConfig = field(default_factory=FreezeConfig)
+    method: Method = field(default_factory=Dense)
+    """What is done beside the optimizer's steps."""
     stop: StopConfig = field(default_factory=StopConfig)
     start: Annotated[StartConfig | None, tyro.conf.Suppress] = None
 
@@ -277,33 +191,9 @@ class Config:
                 raise ConfigError(rule)
 
     @property
-    def decisive(self) -> dict[str, Any]:
-        """All that can change the run.
-
-        Options of what is switched off cannot: a run is found again when their defaults change.
-        """
-        values: dict[str, Any] = dataclasses.asdict(self)
-        for name, used in {
-            "nested": self.nested.on,
-            "prune": self.prune.density is not None,
-            "freeze": self.freeze.epoch is not None,
-            "stop": self.stop.when_stable,
-        }.items():
-            if not used:
-                del values[name]
-        if self.nested.on:
-            for unused in BY_WEIGHT if self.nested.by_width else BY_WIDTH:
-                del values["nested"][unused]
-        if not self.optimizer.tied:
-            del values["optimizer"]["tied"]
-        if self.data.test_images is None:
-            del values["data"]["test_images"]
-        return {name: _alike(value) for name, value in values.items()}
-
-    @property
     def hash(self) -> str:
         """Eight hexadecimal digits that change with any number of the configuration."""
-        canonical = json.dumps(self.decisive, sort_keys=True)
+        canonical = json.dumps(_alike(to_values(self)), sort_keys=True)
         return hashlib.sha256(canonical.encode()).hexdigest()[:8]
 
     @property
@@ -321,19 +211,59 @@ def _alike(value: Any) -> Any:
     return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
+def to_values(config: Config) -> dict[str, Any]:
+    """The configuration as plain values; the method says its name."""
+    values = dataclasses.asdict(config)
+    return values | {"method": {"name": method_name(config.method), **values["method"]}}
+
+
 def to_json(config: Config) -> str:
     """The configuration as readable JSON."""
-    return json.dumps(dataclasses.asdict(config), indent=2) + "\n"
+    return json.dumps({"format": FORMAT, **to_values(config)}, indent=2) + "\n"
 
 
 def from_json(text: str, source: str | Path = "the configuration") -> Config:
     """Read what :func:`to_json` wrote; unknown keys and wrong types are refused by name."""
+    values = _plain_values(text, source)
+    if isinstance(method := values.get("method"), dict):
+        name = str(method.pop("name", ""))
+        if name not in METHODS:
+            raise ConfigError(
+                f"{source}: unknown method {name!r}{did_you_mean(name, METHODS)}; "
+                f"known: {', '.join(METHODS)}"
+            )
+        values["method"] = _validated(METHODS[name], method, source, "method.")
+    return _validated(Config, values, source)
+
+
+def _validated(kind: type[T], values: dict[str, Any], source: str | Path, at: str = "") -> T:
     from pydantic import TypeAdapter, ValidationError
 
     try:
-        return TypeAdapter(Config).validate_json(text)
+        return TypeAdapter(kind).validate_python(values)
     except ValidationError as error:
         faults = "; ".join(
-            f"{'.'.join(map(str, e['loc'])) or 'file'}: {e['msg']}" for e in error.errors()
+            f"{at}{'.'.join(map(str, e['loc'])) or 'file'}: {e['msg']}" for e in error.errors()
         )
         raise ConfigError(f"{source} is not a valid configuration: {faults}") from error
+
+
+def _plain_values(text: str, source: str | Path) -> dict[str, Any]:
+    try:
+        values = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{source} is not a valid configuration: file: {error}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{source} is not a valid configuration: file: it holds no object")
+    found = values.pop("format", FORMAT)
+    if {"nested", "prune", "freeze"} & values.keys():
+        raise ConfigError(
+            f"{source} is of dessilbi 0.1, whose runs this version does not read: open it with "
+            "`pip install dessilbi==0.1`, or train anew"
+        )
+    if found != FORMAT:
+        raise ConfigError(
+            f"{source} has format {found!r}, this version of dessilbi knows {FORMAT}; "
+            "it was made by a newer one: pip install --upgrade dessilbi"
+        )
+    return values

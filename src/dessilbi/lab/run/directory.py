@@ -22,7 +22,7 @@ from dessilbi.lab.run.config import Config, from_json, to_json
 from dessilbi.lab.run.files import CONFIG, LAST, LOCK, METRICS, STATE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from torch import Tensor
 
@@ -47,6 +47,10 @@ class Checkpoint:
         start = f"{name}/"
         return {k.removeprefix(start): t for k, t in self.tensors.items() if k.startswith(start)}
 
+    def add(self, name: str, tensors: Mapping[str, Tensor]) -> None:
+        """Add tensors below ``name/``."""
+        self.tensors.update({f"{name}/{k}": t.cpu().contiguous() for k, t in tensors.items()})
+
 
 @dataclass(frozen=True)
 class RunDir:
@@ -62,7 +66,7 @@ class RunDir:
             run.path.mkdir(parents=True, exist_ok=True)
         if not (run.path / CONFIG).exists():
             run.write(CONFIG, to_json(config).encode())
-        elif run.config().decisive != config.decisive:
+        elif run.config() != from_json(to_json(config)):
             raise RunError(
                 f"{run.path} holds another configuration under the same name; "
                 "move it away or choose another --runs folder"

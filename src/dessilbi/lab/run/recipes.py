@@ -12,11 +12,11 @@ from dessilbi.lab.run.config import (
     ConfigError,
     DataConfig,
     ModelConfig,
-    NestedConfig,
     OptimizerConfig,
     ScheduleConfig,
     from_json,
 )
+from dessilbi.lab.run.methods import NestedWeights, NestedWidths
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,7 +79,7 @@ def lenet_300_100_fashion_nested() -> Config:
         model=ModelConfig(name="lenet-300-100"),
         optimizer=replace(_MOM_WD, nu=100.0, lambd=0.3),
         schedule=ScheduleConfig(kind="cosine"),
-        nested=NestedConfig(on=True),
+        method=NestedWeights(),
         epochs=12,
     )
 
@@ -90,7 +90,7 @@ def lenet_300_100_fashion_nested_drops() -> Config:
         lenet_300_100_fashion_nested(),
         name="lenet-300-100-fashion-nested-drops",
         schedule=ScheduleConfig(kind="multistep", milestones=(4, 8)),
-        nested=NestedConfig(on=True, full_fraction=0.05),
+        method=NestedWeights(full_fraction=0.05),
     )
 
 
@@ -104,7 +104,7 @@ def lenet_5_mnist_nested() -> Config:
         model=ModelConfig(name="lenet-5", init="default"),
         optimizer=replace(fashion.optimizer, penalty="lasso"),
         schedule=ScheduleConfig(kind="cosine", warmup=0.5),
-        nested=NestedConfig(on=True, draw_power=1.5),
+        method=NestedWeights(draw_power=1.5),
         epochs=6,
     )
 
@@ -117,7 +117,7 @@ def vgg_4_cifar10_nested() -> Config:
         model=ModelConfig(name="vgg-4"),
         optimizer=replace(_MOM_WD, lr=0.05, nu=20.0, init_scaled=1.0, exclude=("classifier",)),
         schedule=ScheduleConfig(kind="cosine"),
-        nested=NestedConfig(on=True, by_width=True),
+        method=NestedWidths(),
         epochs=8,
         batch_size=32,  # many steps: each width sees a part of them only
     )

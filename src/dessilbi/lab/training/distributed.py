@@ -1,4 +1,4 @@
-"""Several processes on one run: who am I, and sums over all of us."""
+"""Several processes on one run: rank, size, and sums over all of them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Team:
+class World:
     """The processes that torchrun started, or this one alone."""
 
     rank: int = 0
     size: int = 1
 
     @property
-    def leads(self) -> bool:
+    def is_main(self) -> bool:
         """Whether this process writes files and shows progress."""
         return self.rank == 0
 
@@ -43,16 +43,16 @@ class Team:
             dist.barrier()
 
 
-def leads() -> bool:
-    """Whether this process speaks for its team, also outside of :func:`team`."""
+def is_main() -> bool:
+    """Whether this process writes and prints, also outside of :func:`join_world`."""
     return os.environ.get("RANK", "0") == "0"
 
 
 @contextmanager
-def team(device: torch.device) -> Iterator[Team]:
-    """Join the processes that torchrun started; without torchrun a team of one."""
+def join_world(device: torch.device) -> Iterator[World]:
+    """Join the processes that torchrun started; without torchrun a world of one."""
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
-        yield Team()
+        yield World()
         return
     c10d: Any = dist  # mypy does not see all of its names
     store, rank, size = next(c10d.rendezvous("env://"))
@@ -63,7 +63,7 @@ def team(device: torch.device) -> Iterator[Team]:
         world_size=size,
     )
     try:
-        yield Team(dist.get_rank(), dist.get_world_size())
+        yield World(dist.get_rank(), dist.get_world_size())
     finally:
         dist.destroy_process_group()
 

@@ -6,7 +6,6 @@ import math
 from typing import TYPE_CHECKING
 
 from dessilbi.errors import DessilbiError
-from dessilbi.optim import DessiLBI
 
 if TYPE_CHECKING:
     from torch import nn
@@ -17,8 +16,14 @@ class TrainingError(DessilbiError, RuntimeError):
     """Training cannot go on; the message says why and what to try."""
 
 
+class Interrupted(DessilbiError, RuntimeError):  # noqa: N818 - not an error
+    """Stopped on request; running the same configuration again continues."""
+
+
 def not_finite(what: str, model: nn.Module, optimizer: Optimizer, step: int, epoch: int) -> str:
     """That ``what`` became infinite or NaN, where the gradient is largest, and what to try."""
+    from dessilbi.optim import DessiLBI  # the command line needs the errors before torch
+
     largest, where = 0.0, "no parameter"
     for name, p in model.named_parameters():
         if p.grad is not None:

@@ -84,7 +84,7 @@ def evaluate_recalibrated(model: nn.Module, split: Split, train: Split) -> Score
                 b.copy_(buffers[name])
 
 
-def judge(
+def evaluate_epoch(
     model: nn.Module, optimizer: Optimizer, split: Split, train: Split, mask: Mask | None = None
 ) -> dict[str, Any]:
     """What an epoch's record says of a network.

@@ -1,28 +1,47 @@
-"""An optimizer for a model, from its configuration."""
+"""Optimizers by name, from a configuration; others are registered beside torch's."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from fnmatch import fnmatch
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 from torch import nn
 
 from dessilbi._text import did_you_mean
 from dessilbi.lab.run.config import ConfigError, OptimizerConfig
+from dessilbi.lab.training.fused import dessilbi_fuses, torch_fuses
 from dessilbi.optim import DessiLBI, split_parameters
-from dessilbi.paper.optimizers.adabound import AdaBound
-from dessilbi.paper.optimizers.fused import dessilbi_fuses, torch_fuses
-from dessilbi.paper.optimizers.sgd_l1 import SGDL1, penalise_weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from torch import Tensor
     from torch.optim import Optimizer
+
+    Shape = tuple[int, ...] | None
+    Maker = Callable[[nn.Module, OptimizerConfig, Shape], Optimizer]
+
+
+class _Known(NamedTuple):
+    make: Maker
+    options: tuple[str, ...]
+
+
+_KNOWN: dict[str, _Known] = {}
+
+
+def register_optimizer(name: str, make: Maker, options: tuple[str, ...]) -> None:
+    """Let configurations name another optimizer.
+
+    Args:
+        name: for ``OptimizerConfig.name``.
+        make: given the model, the configuration and the shape of an image, makes the optimizer.
+        options: those of :class:`OptimizerConfig` that it knows; others are refused.
+    """
+    _KNOWN[name] = _Known(make, options)
 
 
 def make_optimizer(
@@ -32,8 +51,8 @@ def make_optimizer(
 
     Every optimizer takes the fastest step it has for the device of the model, so that times can be
     compared; which one it is stands in ``optimizer.defaults["fused"]`` (``True``, or ``None`` for
-    the optimizer's own default; RAdam and AdaBound have no choice). It belongs to the machine:
-    loading a state_dict from another machine does not change it.
+    the optimizer's own default). It belongs to the machine: loading a state_dict from another
+    machine does not change it.
 
     Args:
         model: the network, already on its device and in its dtype.
@@ -45,10 +64,8 @@ def make_optimizer(
             a value is out of its range.
     """
     _check(config)
-    # Nobody else asks for the shape of an image.
-    make = partial(_dessilbi, shape=shape) if config.name == "dessilbi" else _MAKERS[config.name]
     try:
-        optimizer = make(model, config)
+        optimizer = _KNOWN[config.name].make(model, config, shape)
     except ValueError as error:
         raise ConfigError(f"optimizer {config.name}: {error}") from error
     optimizer.register_load_state_dict_pre_hook(_keep_fused)
@@ -102,9 +119,7 @@ def _last_linear(model: nn.Module) -> str | None:
     return names[-1] if names else None
 
 
-def _dessilbi(
-    model: nn.Module, config: OptimizerConfig, shape: tuple[int, ...] | None = None
-) -> Optimizer:
+def _dessilbi(model: nn.Module, config: OptimizerConfig, shape: Shape) -> Optimizer:
     return DessiLBI(
         twin_groups(model, config, shape),
         lr=config.lr,
@@ -120,20 +135,10 @@ def _dessilbi(
     )
 
 
-def _sgd(model: nn.Module, config: OptimizerConfig) -> Optimizer:
-    if config.l1 == 0:
-        return torch.optim.SGD(
-            model.named_parameters(),
-            lr=config.lr,
-            momentum=config.momentum,
-            nesterov=config.nesterov,
-            weight_decay=config.weight_decay,
-            fused=True if torch_fuses(model) else None,
-        )
-    return SGDL1(
-        penalise_weights(model, config.l1),
+def _sgd(model: nn.Module, config: OptimizerConfig, shape: Shape) -> Optimizer:
+    return torch.optim.SGD(
+        model.named_parameters(),
         lr=config.lr,
-        l1=config.l1,
         momentum=config.momentum,
         nesterov=config.nesterov,
         weight_decay=config.weight_decay,
@@ -141,7 +146,7 @@ def _sgd(model: nn.Module, config: OptimizerConfig) -> Optimizer:
     )
 
 
-def _adam(model: nn.Module, config: OptimizerConfig) -> Optimizer:
+def _adam(model: nn.Module, config: OptimizerConfig, shape: Shape) -> Optimizer:
     return torch.optim.Adam(
         model.named_parameters(),
         lr=config.lr,
@@ -151,7 +156,7 @@ def _adam(model: nn.Module, config: OptimizerConfig) -> Optimizer:
     )
 
 
-def _adagrad(model: nn.Module, config: OptimizerConfig) -> Optimizer:
+def _adagrad(model: nn.Module, config: OptimizerConfig, shape: Shape) -> Optimizer:
     return torch.optim.Adagrad(
         model.named_parameters(),
         lr=config.lr,
@@ -160,49 +165,31 @@ def _adagrad(model: nn.Module, config: OptimizerConfig) -> Optimizer:
     )
 
 
-def _radam(model: nn.Module, config: OptimizerConfig) -> Optimizer:
+def _radam(model: nn.Module, config: OptimizerConfig, shape: Shape) -> Optimizer:
     return torch.optim.RAdam(
         model.named_parameters(), lr=config.lr, weight_decay=config.weight_decay
     )
 
-
-def _adabound(model: nn.Module, config: OptimizerConfig) -> Optimizer:
-    return AdaBound(model.named_parameters(), lr=config.lr, weight_decay=config.weight_decay)
-
-
-_MAKERS: Final[Mapping[str, Callable[[nn.Module, OptimizerConfig], Optimizer]]] = {
-    "dessilbi": _dessilbi,
-    "sgd": _sgd,
-    "adam": _adam,
-    "amsgrad": _adam,
-    "adagrad": _adagrad,
-    "radam": _radam,
-    "adabound": _adabound,
-}
 
 _DEFAULTS: Final[Mapping[str, Any]] = {
     field.name: field.default
     for field in dataclasses.fields(OptimizerConfig)
     if field.name != "name"
 }
-_ADAM_OPTIONS: Final = ("lr", "weight_decay")
-_OPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
-    "dessilbi": tuple(option for option in _DEFAULTS if option != "l1"),
-    "sgd": ("lr", "momentum", "nesterov", "weight_decay", "l1"),
-    "adam": _ADAM_OPTIONS,
-    "amsgrad": _ADAM_OPTIONS,
-    "adagrad": _ADAM_OPTIONS,
-    "radam": _ADAM_OPTIONS,
-    "adabound": _ADAM_OPTIONS,
-}
+register_optimizer("dessilbi", _dessilbi, tuple(o for o in _DEFAULTS if o != "l1"))
+register_optimizer("sgd", _sgd, ("lr", "momentum", "nesterov", "weight_decay"))
+for _name, _make in {"adam": _adam, "amsgrad": _adam, "adagrad": _adagrad, "radam": _radam}.items():
+    register_optimizer(_name, _make, ("lr", "weight_decay"))
 
 
 def _check(config: OptimizerConfig) -> None:
     """Refuse what an optimizer would ignore, and numbers that torch would let through."""
-    if config.name not in _MAKERS:
-        hint = did_you_mean(str(config.name), _MAKERS, otherwise=".")
-        raise ConfigError(f"unknown optimizer {config.name!r}{hint} Known: {', '.join(_MAKERS)}")
-    options = _OPTIONS[config.name]
+    if config.name not in _KNOWN:
+        raise ConfigError(
+            f"unknown optimizer {config.name!r}{did_you_mean(str(config.name), _KNOWN)}; known: "
+            f"{', '.join(_KNOWN)}; `import dessilbi.paper.optimizers` adds the paper's competitors"
+        )
+    options = _KNOWN[config.name].options
     for option, default in _DEFAULTS.items():
         value = getattr(config, option)
         if option not in options and value != default:

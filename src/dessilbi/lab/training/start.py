@@ -51,7 +51,7 @@ def load_start(run: RunDir, start: StartConfig) -> Start:
 
 def take_up(optimizer: Optimizer, state: dict[str, Tensor], model: nn.Module, mask: Mask) -> None:
     """Let an optimizer go on with the state of a :class:`Start`, zero where the weights are."""
-    load_optimizer(optimizer, state)
+    load_optimizer(model, optimizer, state)
     zero_outside(
         [
             (tensor, keep)

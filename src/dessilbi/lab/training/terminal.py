@@ -11,13 +11,15 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from dessilbi.lab.run.files import TIMING
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from types import TracebackType
     from typing import Self
 
     from dessilbi.lab.data import Dataset
-    from dessilbi.lab.run.checkpoint import Position
+    from dessilbi.lab.run.checkpoint import Progress as RunProgress
     from dessilbi.lab.run.config import Config
     from dessilbi.lab.run.directory import RunDir
+    from dessilbi.lab.run.files import EpochRecord, TimingRecord
 
 HEADER = (
     f"{'epoch':>9}  {'loss':>7}  {'dense':>6}  {'sparse':>6}  {'recal.':>6}  {'density':>7}"
@@ -64,7 +66,7 @@ class TerminalDisplay:
     ) -> None:
         self.bar.stop()
 
-    def start(self, config: Config, run: RunDir, position: Position, data: Dataset) -> None:
+    def start(self, config: Config, run: RunDir, progress: RunProgress, data: Dataset) -> None:
         """Say what runs where, and from where it goes on."""
         self.epochs, self.images = config.epochs, len(data.train)
         self.began = time.perf_counter()
@@ -74,47 +76,47 @@ class TerminalDisplay:
             soft_wrap=True,
         )
         self.console.print(f"run directory: {run.path}", soft_wrap=True)
-        if position.epoch or position.batch:
-            self.console.print(f"continues in epoch {position.epoch + 1}")
+        if progress.epoch or progress.batch:
+            self.console.print(f"continues in epoch {progress.epoch + 1}")
         self.console.print(HEADER)
-        for metrics, timing in zip(run.records(), run.records(TIMING), strict=False):
-            self.console.print(self._line(metrics, timing))
+        for record, timing in zip(run.records(), run.records(TIMING), strict=False):
+            self.console.print(self._line(record, timing))
         self.task = self.bar.add_task("", total=1, numbers="")
 
-    def batch(self, position: Position, batches: int) -> None:
+    def batch(self, progress: RunProgress, batches: int) -> None:
         """Move the bar, a few times a second."""
         self.done_here += 1 / batches
         now = time.perf_counter()
         if self.bar.disable or self.task is None or now < self.next_update:
             return
         self.next_update = now + 1 / UPDATES_PER_SECOND
-        share = position.batch / batches
-        left = self.epochs - position.epoch - share
+        share = progress.batch / batches
+        left = self.epochs - progress.epoch - share
         rate = self.done_here / max(now - self.began, 1e-9)
         self.bar.update(
             self.task,
             completed=share,
-            description=f"epoch {position.epoch + 1}/{self.epochs}",
+            description=f"epoch {progress.epoch + 1}/{self.epochs}",
             numbers=f"{rate * self.images:,.0f} images/s, {_clock(left / max(rate, 1e-9))} left",
         )
         self.bar.refresh()
 
-    def epoch(self, metrics: dict[str, Any], timing: dict[str, Any]) -> None:
+    def epoch(self, record: EpochRecord, timing: TimingRecord) -> None:
         """Print the line of a finished epoch."""
-        self.console.print(self._line(metrics, timing))
+        self.console.print(self._line(record, timing))
 
     def warn(self, text: str) -> None:
         """Print a warning between the lines of the epochs."""
         self.console.print(f"warning: {text}", soft_wrap=True)
 
-    def _line(self, metrics: dict[str, Any], timing: dict[str, Any]) -> str:
-        epoch = f"{metrics['epoch']}/{self.epochs}"
+    def _line(self, record: Mapping[str, Any], timing: Mapping[str, Any]) -> str:
+        epoch = f"{record['epoch']}/{self.epochs}"
         speed = timing["images"] / max(timing["train_seconds"], 1e-9)
         return (
-            f"{epoch:>9}  {_fraction(metrics.get('train_loss')):>7}  {metrics['accuracy']:6.2f}"
-            f"  {_percent(metrics.get('sparse_accuracy')):>6}"
-            f"  {_percent(metrics.get('recalibrated_accuracy')):>6}"
-            f"  {_fraction(metrics.get('density')):>7}  {speed:8,.0f}"
+            f"{epoch:>9}  {_fraction(record.get('train_loss')):>7}  {record['accuracy']:6.2f}"
+            f"  {_percent(record.get('sparse_accuracy')):>6}"
+            f"  {_percent(record.get('recalibrated_accuracy')):>6}"
+            f"  {_fraction(record.get('density')):>7}  {speed:8,.0f}"
         )
 
 

@@ -10,3 +10,7 @@ Iterative-Pruning-A             :mod:`.iterative`: Han et al., prune and retrain
 Iterative-Pruning-B             :mod:`.gradual`: Zhu and Gupta, a cubic schedule while training
 ==============================  ===================================================================
 """
+
+from dessilbi.paper.baselines import callbacks
+
+__all__ = ["callbacks"]

@@ -2,8 +2,7 @@
 
 Zhu, Gupta: To prune, or not to prune. 2017. The schedule is
 :class:`dessilbi.subnet.GradualPruning`; here only what it is run with. Every layer is pruned to the
-same density, as in that paper, which takes a trainer of its own:
-:func:`dessilbi.paper.baselines.train.gradual`.
+same density, as in that paper.
 """
 
 from __future__ import annotations
@@ -11,14 +10,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dessilbi.lab.run.config import PruneConfig
+from dessilbi.lab.run.methods import GradualPruning
 
 if TYPE_CHECKING:
     from dessilbi.lab.run.config import Config
-
-
-BY_LAYER = "-gradual-by-layer"
-"""End of a run's name: the configuration alone would prune the smallest weights of all layers."""
 
 
 def gradually_pruned(config: Config, density: float, *, every: int = 100) -> Config:
@@ -29,6 +24,6 @@ def gradually_pruned(config: Config, density: float, *, every: int = 100) -> Con
     """
     return replace(
         config,
-        name=f"{config.name}{BY_LAYER}",
-        prune=PruneConfig(density=density, penalty="lasso", every=every),
+        name=f"{config.name}-gradual-by-layer",
+        method=GradualPruning(density=density, penalty="lasso", every=every, per_layer=True),
     )

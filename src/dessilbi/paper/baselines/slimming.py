@@ -20,38 +20,31 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 
-class NetworkSlimming:
-    r"""Trains with :math:`L(W) + s \sum |\gamma|` over the scales of all BatchNorm layers.
+def penalise_scales(model: nn.Module, optimizer: Optimizer, strength: float) -> None:
+    r"""Train with :math:`L(W) + s \sum |\gamma|` over the scales of all BatchNorm layers.
 
     Before every step the subgradient :math:`s \operatorname{sign}(\gamma)` is added to the
     gradients of the scales, whatever the optimizer.
 
     Args:
+        model: the network.
+        optimizer: its optimizer, on every step of which this acts from now on.
         strength: s, 1e-4 in that paper.
     """
+    if not strength >= 0:
+        raise ValueError(f"strength must be >= 0, got {strength!r}")
+    scales = [
+        m.weight for m in model.modules() if isinstance(m, _BatchNorm) and m.weight is not None
+    ]
+    if not scales:
+        raise ValueError("Network Slimming needs BatchNorm layers with scales; there are none")
 
-    def __init__(self, strength: float = 1e-4) -> None:
-        if not strength >= 0:
-            raise ValueError(f"strength must be >= 0, got {strength!r}")
-        self.strength = strength
+    def penalise(*_: object) -> None:
+        for gamma in scales:
+            if gamma.grad is not None:
+                gamma.grad.add_(gamma.detach().sign(), alpha=strength)
 
-    def attach(self, model: nn.Module, optimizer: Optimizer) -> None:
-        """Act on every step of the optimizer from now on."""
-        scales = [
-            m.weight for m in model.modules() if isinstance(m, _BatchNorm) and m.weight is not None
-        ]
-        if not scales:
-            raise ValueError("Network Slimming needs BatchNorm layers with scales; there are none")
-
-        def penalise(*_: object) -> None:
-            for gamma in scales:
-                if gamma.grad is not None:
-                    gamma.grad.add_(gamma.detach().sign(), alpha=self.strength)
-
-        optimizer.register_step_pre_hook(penalise)
-
-    def end_epoch(self, model: nn.Module) -> None:
-        """Nothing: channels go once, when training is over."""
+    optimizer.register_step_pre_hook(penalise)
 
 
 def normalised_convolutions(model: nn.Module) -> list[tuple[str, str]]:
@@ -83,7 +76,7 @@ def slimmed(model: nn.Module, density: float) -> Mask:
     its strongest channel.
 
     Args:
-        model: a network trained with :class:`NetworkSlimming`.
+        model: a network trained with :func:`penalise_scales`.
         density: fraction of the weights to keep at most, of those that may have a twin.
     """
     pairs = normalised_convolutions(model)

@@ -16,34 +16,26 @@ from dessilbi.path import Mask
 
 if TYPE_CHECKING:
     from torch import nn
-    from torch.optim import Optimizer
 
 
-class SoftFilterPruning:
-    """After every epoch zeroes, in each convolution, the filters of smallest l2 norm.
+def check_rate(rate: float) -> float:
+    """The fraction of filters to zero, the same in every layer."""
+    if not 0 <= rate < 1:
+        raise ValueError(f"rate must be in [0, 1), got {rate!r}")
+    return rate
+
+
+@torch.no_grad()
+def zero_weak_filters(model: nn.Module, rate: float) -> None:
+    """Zero, in each convolution, the filters of smallest l2 norm.
 
     They are trained on like the others: a filter that grows back above another takes its place. The
     network after the last epoch is the pruned one.
-
-    Args:
-        rate: fraction of filters to zero, the same in every layer.
     """
-
-    def __init__(self, rate: float) -> None:
-        if not 0 <= rate < 1:
-            raise ValueError(f"rate must be in [0, 1), got {rate!r}")
-        self.rate = rate
-
-    def attach(self, model: nn.Module, optimizer: Optimizer) -> None:
-        """Nothing: steps are plain ones."""
-
-    @torch.no_grad()
-    def end_epoch(self, model: nn.Module) -> None:
-        """Zero the weakest filters, for now."""
-        params = dict(model.named_parameters())
-        mask = weak_filters_out(model, self.rate)
-        for name in mask.names:
-            params[name].mul_(mask[name].to(params[name].device))
+    params = dict(model.named_parameters())
+    mask = weak_filters_out(model, rate)
+    for name in mask.names:
+        params[name].mul_(mask[name].to(params[name].device))
 
 
 @torch.no_grad()

@@ -29,7 +29,7 @@ from dessilbi.paper.tables import Cell, Table, cell
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dessilbi.lab.training.loop import Place
+    from dessilbi.lab.run.options import RunOptions
     from dessilbi.paper.results import Results
     from dessilbi.paper.sweep.sweep import Job
 
@@ -122,7 +122,7 @@ def tables(name: str, best: PublishedTable, along: PublishedTable, results: Resu
 
 
 def draw(
-    name: str, settings: tuple[str, ...], results: Results, out: Path, place: Place
+    name: str, settings: tuple[str, ...], results: Results, out: Path, place: RunOptions
 ) -> list[Path]:
     """A figure a network: training, validation, density and sparse accuracy."""
     files = []

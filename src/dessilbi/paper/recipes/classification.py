@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dessilbi.lab.run.directory import RunDir
-    from dessilbi.lab.training.loop import Place
+    from dessilbi.lab.run.options import RunOptions
     from dessilbi.paper.results import Results
     from dessilbi.paper.sweep.sweep import Job
 
@@ -125,7 +125,7 @@ def tables(
     return [Table(name, title, cells, notes=notes)]
 
 
-def measure_top5(run: RunDir, job: Job, place: Place) -> dict[str, Any]:
+def measure_top5(run: RunDir, job: Job, place: RunOptions) -> dict[str, Any]:
     """As usual, and for ImageNet the share of images whose class is among the first five."""
     found = measure_training(run, job, place)
     if run.config().data.name != "imagenet":

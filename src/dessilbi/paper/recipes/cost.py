@@ -16,7 +16,7 @@ from dessilbi.paper.tables import Cell, Table
 
 if TYPE_CHECKING:
     from dessilbi.lab.run.directory import RunDir
-    from dessilbi.lab.training.loop import Place
+    from dessilbi.lab.run.options import RunOptions
     from dessilbi.paper.results import Results
 
 ROUNDS: dict[Scale, int] = {"smoke": 3, "cpu": 15, "paper": 100}
@@ -47,7 +47,7 @@ def jobs(scale: Scale, seeds: int | None) -> list[Job]:
     return found
 
 
-def measure(run: RunDir, job: Job, place: Place) -> dict[str, Any]:
+def measure(run: RunDir, job: Job, place: RunOptions) -> dict[str, Any]:
     """Medians and ratios."""
     return cost.summary(json.loads((run.path / files.COST).read_text()))
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from dessilbi.lab.training.loop import Place
+    from dessilbi.lab.run.options import RunOptions
     from dessilbi.paper.results import Results
     from dessilbi.paper.sweep.sweep import Job
 
@@ -64,7 +64,7 @@ def jobs(scale: Scale, seeds: int | None) -> list[Job]:
     return found
 
 
-def measure(run: RunDir, job: Job, place: Place) -> dict[str, Any]:
+def measure(run: RunDir, job: Job, place: RunOptions) -> dict[str, Any]:
     """The norms of the layer's filters, an entry an epoch, and who is in Gamma at the end."""
     config = run.config()
     layer = LAYER["smoke" if config.data.name == "digits" else "paper"] + ".weight"
@@ -94,7 +94,7 @@ def tables(results: Results) -> list[Table]:
     return [Table("filters-lenet-5", title, cells)]
 
 
-def draw(results: Results, out: Path, place: Place) -> list[Path]:
+def draw(results: Results, out: Path, place: RunOptions) -> list[Path]:
     """Norms of all filters along the training, and images of the strongest."""
     panels = []
     for method in ("DessiLBI", "SGD"):
@@ -119,7 +119,7 @@ def draw(results: Results, out: Path, place: Place) -> list[Path]:
     return files + _pictures(results, out, place)
 
 
-def _pictures(results: Results, out: Path, place: Place) -> list[Path]:
+def _pictures(results: Results, out: Path, place: RunOptions) -> list[Path]:
     blocks: list[Images | None] = []
     for method in ("DessiLBI", "SGD"):
         for record in results.where(method=method)[:1]:

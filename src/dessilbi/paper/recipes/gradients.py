@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from dessilbi.lab.training.loop import Place
+    from dessilbi.lab.run.options import RunOptions
     from dessilbi.paper.results import Results
     from dessilbi.paper.sweep.sweep import Job
 
@@ -103,7 +103,7 @@ def gradient_images(run: RunDir, epoch: int, image: Tensor, scale: str) -> Tenso
     return min_max(guided_gradients(model, relu, image)[order])
 
 
-def draw(results: Results, out: Path, place: Place) -> list[Path]:
+def draw(results: Results, out: Path, place: RunOptions) -> list[Path]:
     """Curves of training and test accuracy, and the gradient images where the runs are there."""
     panels = [
         Panel(
@@ -143,7 +143,7 @@ def draw(results: Results, out: Path, place: Place) -> list[Path]:
     return files + draw_images(blocks, out / f"{name}-images", title)
 
 
-def _snake(config: Config, place: Place) -> Tensor:
+def _snake(config: Config, place: RunOptions) -> Tensor:
     """The first test image of a snake, as in the paper, or the first of all where there is none."""
     import torch
 

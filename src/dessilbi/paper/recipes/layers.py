@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dessilbi.lab.run.directory import RunDir
-    from dessilbi.lab.training.loop import Place
+    from dessilbi.lab.run.options import RunOptions
     from dessilbi.paper.results import Results
 
 PUBLISHED: dict[str, PublishedTable] = {
@@ -206,7 +206,7 @@ def _accuracies(network: str, results: Results) -> dict[str, list[float]]:
     return found
 
 
-def draw(network: str, results: Results, out: Path, place: Place) -> list[Path]:
+def draw(network: str, results: Results, out: Path, place: RunOptions) -> list[Path]:
     """Mean and deviation of each method."""
     means = {name: values for name, values in _accuracies(network, results).items() if values}
     title = f"{network}: fine-tuning by rewinding, {results.scale} scale"

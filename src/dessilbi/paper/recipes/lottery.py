@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dessilbi.lab.run.directory import RunDir
-    from dessilbi.lab.training.loop import Place
+    from dessilbi.lab.run.options import RunOptions
     from dessilbi.paper.results import Results
     from dessilbi.paper.sweep.sweep import Job
 
@@ -32,7 +32,7 @@ def jobs(name: str, scale: Scale, seeds: int | None) -> list[Job]:
     return [job for seed in seed_list(seeds, usual) for job in PanelJobs(name, scale, seed).all()]
 
 
-def measure(run: RunDir, job: Job, place: Place) -> dict[str, Any]:
+def measure(run: RunDir, job: Job, place: RunOptions) -> dict[str, Any]:
     """As usual, with the density that all methods can be compared by."""
     found = measure_curves(run, job, place)
     if job.labels["at"] == "dense":
@@ -79,7 +79,7 @@ def tables(name: str, results: Results) -> list[Table]:
     return [Table(f"lottery-{name}", title, cells, notes=(note,))]
 
 
-def draw(name: str, results: Results, out: Path, place: Place) -> list[Path]:
+def draw(name: str, results: Results, out: Path, place: RunOptions) -> list[Path]:
     """Accuracy against density, and density along the training with the early stops."""
     points = []
     for method in sorted(_methods(results), key=lambda m: (m != "ticket", m)):

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from dessilbi.lab.analysis.networks import trained_network
 from dessilbi.lab.analysis.subnetworks import Retrain, open_path, retrain
 from dessilbi.lab.run.config import Config, ModelConfig, OptimizerConfig, ScheduleConfig
+from dessilbi.lab.run.methods import NetworkSlimming, SoftFilters
 from dessilbi.lab.training.build import network_without_data
 from dessilbi.paper.baselines import iterative, slimming, soft_filters, tickets
-from dessilbi.paper.baselines import train as methods
 from dessilbi.paper.baselines.gradual import gradually_pruned
 from dessilbi.paper.baselines.scratch import scratch
 from dessilbi.paper.published import LOTTERY
@@ -183,9 +183,10 @@ class PanelJobs:
         at = f"density {wanted:g}"
         slim = self._key("Network Slimming", "dense")
         if all(job.key != slim for job in self.found):
-            config = methods.named(replace(self.base, optimizer=SGD), "slimming", SLIMMING_STRENGTH)
-            work = partial(methods.slimming, strength=SLIMMING_STRENGTH)
-            self.add("Network Slimming", "dense", config, work=work)
+            method = NetworkSlimming(strength=SLIMMING_STRENGTH)
+            config = replace(self.base, optimizer=SGD, method=method)
+            config = replace(config, name=f"{config.name}-slimming")
+            self.add("Network Slimming", "dense", config)
 
         def slimmed(runs: Mapping[str, RunDir]) -> Config:
             run = runs[slim]
@@ -202,9 +203,8 @@ class PanelJobs:
 
         self.add("Network Slimming", at, slimmed, slim, epochs=self.tuning)
         rate = _rate(replace(self.base, seed=0), wanted)
-        config = methods.named(replace(self.base, optimizer=SGD), "sfp", rate)
-        work = partial(methods.soft_filters, rate=rate)
-        self.add("Soft Filter Pruning", at, config, work=work)
+        config = replace(self.base, optimizer=SGD, method=SoftFilters(rate=rate))
+        self.add("Soft Filter Pruning", at, replace(config, name=f"{config.name}-sfp"))
 
         def from_scratch(runs: Mapping[str, RunDir], kind: Any) -> Config:
             run = runs[self.dense]
@@ -227,7 +227,7 @@ class PanelJobs:
 
         self.add("Rethinking-Lottery", at, rethinking, self.dense)
         config = gradually_pruned(replace(self.base, optimizer=SGD), wanted)
-        self.add("Iterative-Pruning-B", at, config, work=methods.gradual)
+        self.add("Iterative-Pruning-B", at, config)
         parent = self.dense
         rounds = iterative.densities(wanted, HAN_ROUNDS)
         for number, reached in enumerate(rounds, start=1):

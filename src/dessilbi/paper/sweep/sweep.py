@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Literal
 from dessilbi.lab.run.config import Config
 from dessilbi.lab.run.directory import RunDir
 from dessilbi.lab.run.files import LAST, STATE
-from dessilbi.lab.training.loop import Interrupted, Place, train
+from dessilbi.lab.run.options import RunOptions
+from dessilbi.lab.training.errors import Interrupted
+from dessilbi.lab.training.loop import train
 from dessilbi.lab.training.stop_request import StopRequest
 from dessilbi.paper.sweep.work import BUSY, DONE, INTERRUPTED, PREEMPTED, JobSpec
 
@@ -106,7 +108,7 @@ class Sweep:
         self,
         jobs: Sequence[Job],
         executor: Executor,
-        place: Place | None = None,
+        place: RunOptions | None = None,
         *,
         threads: int | None = None,
         tell: Callable[[str], None] = lambda line: None,
@@ -114,7 +116,7 @@ class Sweep:
         report_seconds: float = 60.0,
     ) -> None:
         self._check(jobs)
-        self.jobs, self.executor, self.place = jobs, executor, place or Place()
+        self.jobs, self.executor, self.place = jobs, executor, place or RunOptions()
         self.threads, self.tell, self.ended = threads, tell, ended
         self.report_seconds = report_seconds
         self.outcomes: dict[str, Outcome] = {}

@@ -16,14 +16,21 @@ import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
+from dessilbi.lab.run.config import Config
 from dessilbi.lab.run.directory import Busy
-from dessilbi.lab.training.display import Silent
-from dessilbi.lab.training.loop import Interrupted, train
+from dessilbi.lab.run.options import RunOptions
+from dessilbi.lab.training.display import Display, Silent
+from dessilbi.lab.training.errors import Interrupted
+from dessilbi.lab.training.loop import train
+from dessilbi.paper import baselines, optimizers
 
 if TYPE_CHECKING:
     from dessilbi.lab.run.config import Config
+    from dessilbi.lab.run.options import RunOptions
     from dessilbi.lab.training.display import Display
-    from dessilbi.lab.training.loop import Place
+
+REGISTERED: Final = (baselines, optimizers)
+"""Imported, so that a configuration can name them in a process of its own."""
 
 DONE: Final = 0
 FAILED: Final = 1
@@ -45,7 +52,7 @@ class Ending(NamedTuple):
 class Work(Protocol):
     """What a job does; a function of a module, so that it can be sent to another process."""
 
-    def __call__(self, config: Config, place: Place, display: Display, /) -> Any:
+    def __call__(self, config: Config, place: RunOptions, display: Display, /) -> Any:
         """Do it, and leave the result in the run directory of the configuration."""
 
 
@@ -54,7 +61,7 @@ class JobSpec:
     """What a process is to do."""
 
     config: Config
-    place: Place
+    place: RunOptions
     work: Work = train
     threads: int | None = None
 

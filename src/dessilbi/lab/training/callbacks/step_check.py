@@ -1,4 +1,4 @@
-"""Is the learning rate below the safe step? Asked while a run goes on, without touching it."""
+"""Check of the learning rate against the safe step, while a run goes on."""
 
 from __future__ import annotations
 
@@ -9,18 +9,15 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from dessilbi.lab.data import batches
+from dessilbi.lab.training.callbacks.base import Callback
 from dessilbi.optim import DessiLBI
 from dessilbi.theory import LipschitzTrack, judge_step
 from dessilbi.theory.scope import numbers, outside
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import Tensor, nn
     from torch.optim import Optimizer
 
-    from dessilbi.lab.data import Split
-    from dessilbi.lab.run.config import Config
+    from dessilbi.lab.training.state import Training
     from dessilbi.theory import StepVerdict
 
 LIVE_ITERATIONS = 12
@@ -49,53 +46,43 @@ def iteration_of(optimizer: Optimizer) -> Iteration | None:
     return None
 
 
-class StepCheck:
+class StepCheckCallback(Callback):
     """Estimates the curvature on a batch before each epoch and warns when lr is too large for it.
 
     Nothing of the run changes: batches come from their own generators, the random state is put
     back, and BatchNorm's statistics are copies.
-
-    Args:
-        model: the network in training.
-        optimizer: its optimizer.
-        train: where the batches come from.
-        config: of the run.
-        processes: how many share the run.
-        say: is given the warnings.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        train: Split,
-        config: Config,
-        processes: int,
-        say: Callable[[str], None],
-    ) -> None:
-        self._model, self._optimizer, self._train = model, optimizer, train
-        self._config, self._say = config, say
+    def __init__(self, t: Training) -> None:
+        self._warn = t.display.warn
         self._above = False
         self._can = True
-        if processes > 1:  # shared BatchNorm would wait for the others
-            self._refuse(f"--check-step works in one process, not in {processes}; nothing checked")
-        elif iteration_of(optimizer) is None:
+        if t.world.size > 1:  # shared BatchNorm would wait for the others
+            self._refuse(f"--check-step works in one process, not in {t.world.size}; not checked")
+        elif iteration_of(t.optimizer) is None:
             self._refuse(
-                f"--check-step is about dessilbi and sgd; {config.optimizer.name} is not checked"
+                f"--check-step is about dessilbi and sgd; {t.config.optimizer.name} is not checked"
             )
 
     def _refuse(self, reason: str) -> None:
         self._can = False
-        self._say(reason)
+        self._warn(reason)
 
-    def __call__(self, epoch: int) -> StepVerdict | None:
+    def on_epoch_start(self, t: Training) -> None:
+        """Check the learning rate of the next step."""
+        if self._can:
+            t.set_lr(t.step)
+            self.check(t)
+
+    def check(self, t: Training) -> StepVerdict | None:
         """Check the learning rate that the optimizer has now, and say what changed."""
-        found = iteration_of(self._optimizer) if self._can else None
-        if found is None:
-            return None
-        batch = self._batch(epoch)
+        found = iteration_of(t.optimizer)
+        assert found is not None
+        epoch = t.progress.epoch
+        drawn = batches(t.data.train, t.config.batch_size, seed=t.config.seed, epoch=epoch)
+        batch = next(iter(drawn))
         track = LipschitzTrack(
-            self._model,
+            t.model,
             cross_entropy,
             [batch],
             weight_decay=found.l2,
@@ -109,27 +96,23 @@ class StepCheck:
             self._refuse(f"epoch {epoch + 1}: the step cannot be checked: {error}")
             return None
         verdict = judge_step(found.lr, found.nu, track.estimate, found.outside)
-        self._tell(epoch, verdict, track.estimate.value, len(batch[1]))
+        self._report(epoch, verdict, track.estimate.value, len(batch[1]))
         return verdict
 
-    def _batch(self, epoch: int) -> tuple[Tensor, Tensor]:
-        config = self._config
-        return next(iter(batches(self._train, config.batch_size, seed=config.seed, epoch=epoch)))
-
-    def _tell(self, epoch: int, verdict: StepVerdict, lip: float, images: int) -> None:
+    def _report(self, epoch: int, verdict: StepVerdict, lip: float, images: int) -> None:
         above = verdict.lr >= verdict.bounds.safe
         if above == self._above:
             return
         self._above = above
         found = f"Lip {lip:.3g} on {images} images, nu {verdict.nu:g}"
         if not above:
-            self._say(
+            self._warn(
                 f"epoch {epoch + 1}: lr {verdict.lr:.3g} is below the safe step "
                 f"{verdict.bounds.safe:.3g} again ({found})"
             )
             return
         reasons = "; ".join(verdict.outside)
-        self._say(
+        self._warn(
             f"epoch {epoch + 1}: lr {verdict.lr:.3g} is above the safe step "
             f"{verdict.bounds.safe:.3g} (the paper's: {verdict.bounds.paper:.3g}; {found}): full "
             "gradient steps of this size need not descend"

@@ -15,7 +15,7 @@ _ADAM_LR: Final = 1e-3
 
 COMPETITORS: Final[dict[str, OptimizerConfig]] = {
     "sgd-naive": OptimizerConfig(name="sgd", lr=0.1),
-    "sgd-l1": OptimizerConfig(name="sgd", lr=0.1, l1=1e-3),
+    "sgd-l1": OptimizerConfig(name="sgd-l1", lr=0.1, l1=1e-3),
     "sgd-mom": OptimizerConfig(name="sgd", lr=0.1, momentum=0.9),
     "sgd-mom-wd": OptimizerConfig(name="sgd", lr=0.1, momentum=0.9, weight_decay=1e-4),
     "sgd-nesterov": OptimizerConfig(name="sgd", lr=0.1, momentum=0.9, nesterov=True),
