@@ -140,7 +140,6 @@ def measure_top5(run: RunDir, job: Job, place: RunOptions) -> dict[str, Any]:
     return found | {"top5": round(100 * hits / images, 4)}
 
 
-_ROWS = tuple(CLASSIFICATION.rows)
 _SHORTER = "10 epochs instead of 100, the learning rate falling every 3 instead of every 30"
 _SMOKE_CUT = ("digits-net on 512 images of scikit-learn's digits, one epoch",)
 _SEEDS = "The paper does not say how often it ran; three seeds for DessiLBI, one for the others."
