@@ -259,14 +259,14 @@ def test_the_smoke_scale_runs_to_tables_and_figures(
     name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Each takes a new Python; test_memory_is_measured_in_a_process does it once.
-    monkeypatch.setattr(cost, "peak", lambda name, config, place: 100.0)
-    recipe, place = RECIPES[name], RunOptions(runs=folder / "runs")
-    results = reproduce(recipe, "smoke", InProcess(), place, folder, threads=1)
+    monkeypatch.setattr(cost, "peak", lambda name, config, options: 100.0)
+    recipe, options = RECIPES[name], RunOptions(runs=folder / "runs")
+    results = reproduce(recipe, "smoke", InProcess(), options, folder, threads=1)
     failed = {key: r.message for key, r in results.records.items() if r.status != "done"}
     assert not failed
     assert results.done == len(recipe.jobs("smoke", None))
     out = folder / name
-    files = publish(recipe, results, out, place)
+    files = publish(recipe, results, out, options)
     tables = recipe.tables(results)
     assert {f"{t.name}.{s}" for t in tables for s in ("md", "csv", "tex")} <= {
         f.name for f in files

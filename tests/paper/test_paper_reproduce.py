@@ -56,9 +56,9 @@ class Fails(InProcess):
 
 
 def test_a_stopped_recipe_goes_on_and_a_partial_table_is_valid(tmp_path: Path) -> None:
-    place = RunOptions(runs=tmp_path / "runs")
+    options = RunOptions(runs=tmp_path / "runs")
     with pytest.raises(Interrupted):
-        reproduce(LAYERS, "smoke", StopsAfter(left=1), place, tmp_path, seeds=2, threads=1)
+        reproduce(LAYERS, "smoke", StopsAfter(left=1), options, tmp_path, seeds=2, threads=1)
     file = results_file(tmp_path, "layers-lenet-3", "smoke")
     partial = Results.load(file, "layers-lenet-3", "smoke")
     assert (partial.done, partial.planned) == (1, 2)
@@ -67,7 +67,7 @@ def test_a_stopped_recipe_goes_on_and_a_partial_table_is_valid(tmp_path: Path) -
     assert "| 1 |" in table.markdown()
 
     counting = StopsAfter(left=1)
-    whole = reproduce(LAYERS, "smoke", counting, place, tmp_path, seeds=2, threads=1)
+    whole = reproduce(LAYERS, "smoke", counting, options, tmp_path, seeds=2, threads=1)
     assert counting.left == 0, "only the second seed was run"
     assert whole.done == 2
     (table,) = LAYERS.tables(whole)
@@ -77,14 +77,14 @@ def test_a_stopped_recipe_goes_on_and_a_partial_table_is_valid(tmp_path: Path) -
 
 
 def test_a_run_that_cannot_be_measured_is_reported_and_the_others_stay(tmp_path: Path) -> None:
-    def measure(run: RunDir, job: object, place: RunOptions) -> dict[str, float]:
+    def measure(run: RunDir, job: object, options: RunOptions) -> dict[str, float]:
         if run.config().seed == 0:
             raise OSError(f"cannot read {run.path}")
         return {"density": 0.5, "densities": {}}
 
     broken = replace(LAYERS, measure=measure)
-    place = RunOptions(runs=tmp_path / "runs")
-    found = reproduce(broken, "smoke", InProcess(), place, tmp_path, seeds=2, threads=1)
+    options = RunOptions(runs=tmp_path / "runs")
+    found = reproduce(broken, "smoke", InProcess(), options, tmp_path, seeds=2, threads=1)
     first, second = found.records.values()
     assert first.status == "failed"
     assert str(tmp_path) not in first.message
@@ -115,16 +115,16 @@ def test_results_stand_for_runs_whose_directories_are_gone(tmp_path: Path) -> No
 
 
 def test_a_part_of_a_recipe_can_be_run_alone(tmp_path: Path) -> None:
-    place = RunOptions(runs=tmp_path / "runs")
+    options = RunOptions(runs=tmp_path / "runs")
     found = reproduce(
-        LAYERS, "smoke", InProcess(), place, tmp_path, seeds=3, threads=1, only="seed=1"
+        LAYERS, "smoke", InProcess(), options, tmp_path, seeds=3, threads=1, only="seed=1"
     )
     assert list(found.records) == ["lenet-3/DessiLBI/seed=1"]
     assert found.planned == 3
     with pytest.raises(
         ValueError, match="no run of layers-lenet-3 contains 'vgg'; they are: lenet-3"
     ):
-        reproduce(LAYERS, "smoke", InProcess(), place, tmp_path, only="vgg")
+        reproduce(LAYERS, "smoke", InProcess(), options, tmp_path, only="vgg")
 
 
 def test_a_run_that_is_made_again_takes_the_place_of_the_published_one(tmp_path: Path) -> None:
@@ -134,8 +134,8 @@ def test_a_run_that_is_made_again_takes_the_place_of_the_published_one(tmp_path:
     (key,) = published.records
     published.records[key].values["density"] = -1.0
     published.save(results_file(tmp_path, LAYERS.name, "smoke"))
-    place = RunOptions(runs=tmp_path / "b")
-    mine = reproduce(LAYERS, "smoke", InProcess(), place, tmp_path, threads=1)
+    options = RunOptions(runs=tmp_path / "b")
+    mine = reproduce(LAYERS, "smoke", InProcess(), options, tmp_path, threads=1)
     assert mine.records[key].values["density"] >= 0
 
 
@@ -148,30 +148,30 @@ def test_a_run_that_fails_when_it_is_made_again_keeps_its_result(tmp_path: Path)
         name = job.config.run_name if isinstance(job.config, Config) else "made-later"
         published.records[job.key] = Record(dict(job.labels), "done", {"accuracy": 98.0}, name)
     published.save(file)
-    place, failed = RunOptions(runs=tmp_path / "gone"), list[str]()
-    found = reproduce(tuned, "smoke", Fails(), place, tmp_path, failed=failed.append)
+    options, failed = RunOptions(runs=tmp_path / "gone"), list[str]()
+    found = reproduce(tuned, "smoke", Fails(), options, tmp_path, failed=failed.append)
     assert found.records == published.records
     assert sorted(failed) == sorted(job.key for job in jobs), "failed and skipped"
     assert Results.load(file, tuned.name, "smoke").records == published.records
 
     published.records[jobs[0].key].run = "of-other-settings"
     published.save(file)
-    found = reproduce(tuned, "smoke", Fails(), place, tmp_path)
+    found = reproduce(tuned, "smoke", Fails(), options, tmp_path)
     assert {k for k, r in found.records.items() if r.status != "done"} == {jobs[0].key}
 
 
 def test_two_processes_that_run_parts_of_a_recipe_keep_each_others_results(tmp_path: Path) -> None:
-    place = RunOptions(runs=tmp_path / "runs")
+    options = RunOptions(runs=tmp_path / "runs")
     asked: list[int] = []
 
-    def measure(run: RunDir, job: object, place: RunOptions) -> dict[str, float]:
+    def measure(run: RunDir, job: object, options: RunOptions) -> dict[str, float]:
         asked.append(run.config().seed)
         if asked == [0]:  # while the first process is at work, another one runs and ends
-            reproduce(part, "smoke", InProcess(), place, tmp_path, seeds=2, only="seed=1")
+            reproduce(part, "smoke", InProcess(), options, tmp_path, seeds=2, only="seed=1")
         return {"density": 0.5}
 
     part = replace(LAYERS, measure=measure)
-    found = reproduce(part, "smoke", InProcess(), place, tmp_path, seeds=2, only="seed=0")
+    found = reproduce(part, "smoke", InProcess(), options, tmp_path, seeds=2, only="seed=0")
     assert asked == [0, 1]
     assert found.done == 2
     assert Results.load(results_file(tmp_path, part.name, "smoke"), part.name, "smoke") == found
@@ -262,10 +262,10 @@ def test_mistakes_are_one_clear_line(
 
 
 def test_where_runs_happen(tmp_path: Path) -> None:
-    place = RunOptions(runs=tmp_path)
-    smoke = ReproduceCommand(place=place)
+    options = RunOptions(runs=tmp_path)
+    smoke = ReproduceCommand(options=options)
     assert isinstance(executor_of(smoke), InProcess)
-    two = ReproduceCommand(scale="cpu", jobs=2, place=place)
+    two = ReproduceCommand(scale="cpu", jobs=2, options=options)
     executor = executor_of(two)
     assert isinstance(executor, Processes)
     assert executor.width == 2
@@ -286,7 +286,7 @@ def test_a_cluster_gets_its_settings(tmp_path: Path) -> None:
         jobs=3,
         on="submitit-local",
         slurm=("timeout_min=9",),
-        place=RunOptions(runs=tmp_path),
+        options=RunOptions(runs=tmp_path),
     )
     executor = executor_of(command)
     assert isinstance(executor, Cluster)
@@ -297,8 +297,8 @@ def test_a_cluster_gets_its_settings(tmp_path: Path) -> None:
 
 
 def test_docs_are_filled_from_results_and_say_what_was_not_run(tmp_path: Path) -> None:
-    place = RunOptions(runs=tmp_path / "runs")
-    reproduce(LAYERS, "smoke", InProcess(), place, tmp_path, threads=1)
+    options = RunOptions(runs=tmp_path / "runs")
+    reproduce(LAYERS, "smoke", InProcess(), options, tmp_path, threads=1)
     docs = tmp_path / "docs.md"
     docs.write_text(
         "before\n<!-- results: layers-lenet-3-smoke -->old<!-- end of results -->\nbetween\n"

@@ -136,20 +136,20 @@ def test_progress_is_told_with_the_time_left(tmp_path: Path) -> None:
         """Ends when its progress has been told."""
 
         def start(self, key: str, spec: JobSpec) -> Future[Ending]:
-            run = RunDir.of(spec.config, spec.place.runs)
+            run = RunDir.of(spec.config, spec.options.runs)
             run.append("metrics.jsonl", {"epoch": 1})
             under_way.append(Future())
             return under_way[-1]
 
-    def tell(line: str) -> None:
+    def log(line: str) -> None:
         lines.append(line)
         if "running" in line:
             under_way[-1].set_result(Ending(DONE))
 
     under_way: list[Future[Ending]] = []
     jobs = [job("a", config=replace(QUICK, epochs=4)), job("b", config=replace(QUICK, epochs=8))]
-    place = RunOptions(runs=tmp_path)
-    Sweep(jobs, Slow(), place, tell=tell, report_seconds=0.0).run()
+    options = RunOptions(runs=tmp_path)
+    Sweep(jobs, Slow(), options, log=log, report_seconds=0.0).run()
     assert "started a" in lines
     assert any("[0/2] running: a 25%; about" in line and "left" in line for line in lines)
     assert lines[-1].startswith("[2/2] done b in 0:00:0")
@@ -162,11 +162,11 @@ def test_progress_is_told_with_the_time_left(tmp_path: Path) -> None:
 def test_what_is_finished_is_found_and_not_run_again(tmp_path: Path) -> None:
     optimizers = [replace(QUICK.optimizer, kappa=kappa) for kappa in (1.0, 2.0)]
     jobs = [Job(key=str(o.kappa), config=replace(QUICK, optimizer=o)) for o in optimizers]
-    place = RunOptions(runs=tmp_path)
-    first = Sweep(jobs, InProcess(), place, threads=1).run()
+    options = RunOptions(runs=tmp_path)
+    first = Sweep(jobs, InProcess(), options, threads=1).run()
     assert all(o.status == "done" and o.seconds is not None for o in first.values())
     script = Script()
-    again = Sweep(jobs, script, place).run()
+    again = Sweep(jobs, script, options).run()
     assert script.started == []
     assert {o.message for o in again.values()} == {"was finished before"}
     assert [o.run for o in again.values()] == [o.run for o in first.values()]
@@ -181,7 +181,7 @@ def test_what_was_finished_is_settled_before_anything_is_started() -> None:
         Job(key=key, config=replace(QUICK, seed=seed), finished=finished)
         for seed, key in enumerate("abc")
     ]
-    Sweep(jobs, Script(), tell=lines.append).run()
+    Sweep(jobs, Script(), log=lines.append).run()
     assert lines[:2] == ["[1/3] done c: was finished before", "started a"]
 
 
@@ -389,7 +389,7 @@ class ClusterScript(Script):
 def test_a_cluster_job_that_is_told_to_end_is_queued_again_and_the_sweep_goes_on() -> None:
     lines: list[str] = []
     cluster = ClusterScript(answers=[INTERRUPTED, DONE, INTERRUPTED, INTERRUPTED, DONE])
-    found = Sweep([job("a"), job("b")], cluster, tell=lines.append).run()
+    found = Sweep([job("a"), job("b")], cluster, log=lines.append).run()
     assert [(o.status, o.attempts) for o in found.values()] == [("done", 1), ("done", 1)]
     assert lines.count("a: was asked to end, and is saved; queued again") == 3
 

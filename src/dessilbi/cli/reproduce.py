@@ -58,7 +58,7 @@ class ReproduceCommand:
     slurm: tuple[str, ...] = ()
     """Settings for submitit, NAME=VALUE: slurm_partition=gpu gpus_per_node=1 timeout_min=600, the
     last of which SLURM needs; slurm_max_num_timeout=20 lets a run go on after so many of them."""
-    place: Annotated[RunOptions, tyro.conf.arg(name="")] = field(default_factory=RunOptions)
+    options: Annotated[RunOptions, tyro.conf.arg(name="")] = field(default_factory=RunOptions)
 
 
 def reproduce_command(arguments: list[str]) -> None:
@@ -83,7 +83,7 @@ def reproduce_command(arguments: list[str]) -> None:
     command = tyro.cli(ReproduceCommand, prog=f"dessilbi reproduce {name}", args=options)
     folder = command.results
     if folder is None:
-        folder = command.place.runs / "results" if command.scale == "smoke" else Path("results")
+        folder = command.options.runs / "results" if command.scale == "smoke" else Path("results")
     failed: list[str] = []
     if command.tables:
         file = results_file(folder, name, command.scale)
@@ -97,17 +97,17 @@ def reproduce_command(arguments: list[str]) -> None:
             recipe,
             command.scale,
             executor_of(command),
-            command.place,
+            command.options,
             folder,
             seeds=command.seeds,
             threads=threads_of(command),
             reuse=command.reuse,
             only=command.only,
-            tell=lambda line: print(line, flush=True),
+            log=lambda line: print(line, flush=True),
             failed=failed.append,
         )
     out = folder / f"{name}-{command.scale}"
-    files = publish(recipe, results, out, command.place)
+    files = publish(recipe, results, out, command.options)
     for table in recipe.tables(results):
         print(f"\n{table.markdown()}", end="")
     print(f"\n{state(recipe, results)}\n{len(files)} files in {out}")
@@ -161,7 +161,7 @@ def threads_of(command: ReproduceCommand) -> int | None:
 
 def executor_of(command: ReproduceCommand) -> Executor:
     """Where the runs happen."""
-    jobs, runs = jobs_of(command), command.place.runs
+    jobs, runs = jobs_of(command), command.options.runs
     if command.on == "here":
         if command.slurm:
             raise ConfigError("--slurm is for --on slurm; without a cluster leave it out")

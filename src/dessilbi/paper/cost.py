@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 OPTIMIZERS = ("sgd-mom", "dessilbi-mom", "adam")
 
 
-def measure(config: Config, place: RunOptions, display: Display, *, rounds: int) -> None:
+def measure(config: Config, options: RunOptions, display: Display, *, rounds: int) -> None:
     """The work of a job: measure, and leave the numbers in the run directory."""
-    run = RunDir.of(config, place.runs)
-    device = pick_device(place.device)
+    run = RunDir.of(config, options.runs)
+    device = pick_device(options.device)
     with run.lock():
         found: dict[str, Any] = {
             "seconds": times(config, device, rounds=rounds),
-            "memory": {name: peak(name, config, place) for name in OPTIMIZERS},
+            "memory": {name: peak(name, config, options) for name in OPTIMIZERS},
             "device": str(device),
             "threads": torch.get_num_threads(),
         }
@@ -98,9 +98,9 @@ def _stepper(name: str, config: Config, device: torch.device) -> Callable[[], No
 # ---------------------------------------------------------------------- memory
 
 
-def peak(name: str, config: Config, place: RunOptions) -> float:
+def peak(name: str, config: Config, options: RunOptions) -> float:
     """Megabytes that three steps need, in a process of their own."""
-    spec = pickle.dumps(JobSpec(config, place, threads=torch.get_num_threads()))
+    spec = pickle.dumps(JobSpec(config, options, threads=torch.get_num_threads()))
     command = [sys.executable, "-m", "dessilbi.paper.cost", name]
     done = subprocess.run(command, input=spec, capture_output=True, check=False)
     if done.returncode:
@@ -110,7 +110,7 @@ def peak(name: str, config: Config, place: RunOptions) -> float:
 
 
 def _peak_here(name: str, spec: JobSpec) -> float:
-    device = pick_device(spec.place.device)
+    device = pick_device(spec.options.device)
     if spec.threads:
         torch.set_num_threads(spec.threads)
     before = _kilobytes("VmRSS")

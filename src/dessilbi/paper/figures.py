@@ -112,8 +112,8 @@ def _panel(panel: Panel, ax: Axes) -> None:
         ax.margins(x=0.1, y=0.2)
     for (label, height), style in zip(panel.horizontals.items(), ("--", ":", "-."), strict=False):
         ax.axhline(height, color="#555555", linewidth=1.0, linestyle=style, label=label)
-    for place in panel.verticals:
-        ax.axvline(place, color=BLUE, linewidth=0.8, alpha=0.5)
+    for vertical in panel.verticals:
+        ax.axvline(vertical, color=BLUE, linewidth=0.8, alpha=0.5)
     if panel.log_x:
         from matplotlib import ticker
 
@@ -127,10 +127,8 @@ def _panel(panel: Panel, ax: Axes) -> None:
     ax.grid(visible=True, alpha=0.3)
     ax.spines[["top", "right"]].set_visible(False)
     if panel.points:  # they may lie anywhere, so the legend stands below
-        place_below = (0.5, -0.16)
-        ax.legend(
-            frameon=False, fontsize=7, loc="upper center", bbox_to_anchor=place_below, ncols=3
-        )
+        below = (0.5, -0.16)
+        ax.legend(frameon=False, fontsize=7, loc="upper center", bbox_to_anchor=below, ncols=3)
     elif panel.lines:
         ax.legend(frameon=False, fontsize=7)
 
@@ -148,7 +146,7 @@ class Images:
 def draw_images(
     blocks: Sequence[Images | None], file: Path, title: str, columns: int = 3
 ) -> list[Path]:
-    """Blocks of images in rows, each in a frame of its colour; ``None`` leaves a place empty."""
+    """Blocks of images in rows, each in a frame of its colour; ``None`` leaves a options empty."""
     if not blocks:
         return []
     rows = -(-len(blocks) // columns)

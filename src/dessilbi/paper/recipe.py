@@ -36,7 +36,7 @@ class Recipe:
     jobs: Callable[[Scale, int | None], list[Job]]
     """The runs of a scale; the number of seeds, or ``None`` for the scale's own."""
     tables: Callable[[Results], list[Table]]
-    draw: Callable[[Results, Path, RunOptions], list[Path]] = lambda results, out, place: []
+    draw: Callable[[Results, Path, RunOptions], list[Path]] = lambda results, out, options: []
     """Writes the figures to a folder and returns the files; it may need the run directories."""
     measure: Callable[[RunDir, Job, RunOptions], dict[str, Any]]
     """What of a finished run is kept in the results."""
@@ -48,7 +48,7 @@ class Recipe:
     """What was decided where the paper is silent."""
 
 
-def measure_training(run: RunDir, job: Job, place: RunOptions) -> dict[str, Any]:
+def measure_training(run: RunDir, job: Job, options: RunOptions) -> dict[str, Any]:
     """Accuracies at the end and at best, densities, and whether the run collapsed."""
     records = run.records()
     last = records[-1]
@@ -85,7 +85,7 @@ CURVES = (
 )
 
 
-def measure_curves(run: RunDir, job: Job, place: RunOptions) -> dict[str, Any]:
+def measure_curves(run: RunDir, job: Job, options: RunOptions) -> dict[str, Any]:
     """The same, with the course of training, an entry an epoch."""
     records = [r for r in run.records() if r["epoch"] > 0]
     curves = {
@@ -93,7 +93,7 @@ def measure_curves(run: RunDir, job: Job, place: RunOptions) -> dict[str, Any]:
         for name in CURVES
         if records and all(name in r for r in records)
     }
-    return measure_training(run, job, place) | {"curves": curves}
+    return measure_training(run, job, options) | {"curves": curves}
 
 
 def stand_in(trained: str, network: str) -> str:

@@ -36,14 +36,14 @@ def reproduce(
     recipe: Recipe,
     scale: Scale,
     executor: Executor,
-    place: RunOptions,
+    options: RunOptions,
     folder: Path,
     *,
     seeds: int | None = None,
     threads: int | None = None,
     reuse: bool = False,
     only: str = "",
-    tell: Callable[[str], None] = lambda line: None,
+    log: Callable[[str], None] = lambda line: None,
     failed: Callable[[str], None] = lambda key: None,
 ) -> Results:
     """Run what has no run directory yet; returns the results, which are saved after every run.
@@ -54,13 +54,13 @@ def reproduce(
         recipe: what to reproduce.
         scale: how large.
         executor: where runs happen.
-        place: folders and device of the runs.
+        options: folders and device of the runs.
         folder: where the results are kept.
         seeds: number of seeds; by default the scale's.
         threads: threads of each run.
         reuse: take what is in the results as done, even where the run directories are gone.
         only: leave out the runs whose key does not contain this.
-        tell: is given a line for whatever happens.
+        log: is given a line for whatever happens.
         failed: is given the key of each run that failed, could not be measured or was skipped.
 
     Raises:
@@ -82,12 +82,12 @@ def reproduce(
             for key, record in new.items():
                 known = results.records.get(key)
                 if record.status != "done" and known is not None and _stands(known, record.run):
-                    tell(f"{key}: the result in {file.name} is kept")
+                    log(f"{key}: the result in {file.name} is kept")
                 else:
                     results.records[key] = record
 
     def ended(job: Job, outcome: Outcome) -> None:
-        record = Record(dict(job.labels), outcome.status, message=_public(outcome.message, place))
+        record = Record(dict(job.labels), outcome.status, message=_public(outcome.message, options))
         record.run = _run_name(job)
         environment: dict[str, Any] = {}
         if outcome.run is not None:
@@ -96,13 +96,13 @@ def reproduce(
             if outcome.seconds is None and known is not None and _stands(known, record.run):
                 return  # trained and measured before
             try:
-                record.values = recipe.measure(outcome.run, job, place)
+                record.values = recipe.measure(outcome.run, job, options)
                 record.message = ""
                 environment = _environment(outcome.run)
             except Exception as error:  # one run that cannot be read must not lose the others
                 record.status = "failed"
-                record.message = _public(f"{type(error).__name__}: {error}", place)
-                tell(f"FAILED {job.key}: trained, but not measured: {record.message}")
+                record.message = _public(f"{type(error).__name__}: {error}", options)
+                log(f"FAILED {job.key}: trained, but not measured: {record.message}")
         if record.status != "done":
             failed(job.key)
         keep({job.key: record}, environment)
@@ -114,8 +114,8 @@ def reproduce(
     chosen = len(jobs)
     if reuse:
         jobs = without_results(jobs, results)
-        tell(f"{chosen - len(jobs)} of {chosen} runs are in {file.name}")
-    Sweep(jobs, executor, place, threads=threads, tell=tell, ended=ended).run()
+        log(f"{chosen - len(jobs)} of {chosen} runs are in {file.name}")
+    Sweep(jobs, executor, options, threads=threads, log=log, ended=ended).run()
     keep({}, {})
     return results
 
@@ -154,11 +154,11 @@ def with_needs(jobs: list[Job], wanted: Callable[[Job], bool]) -> list[Job]:
     return left[::-1]
 
 
-def publish(recipe: Recipe, results: Results, out: Path, place: RunOptions) -> list[Path]:
+def publish(recipe: Recipe, results: Results, out: Path, options: RunOptions) -> list[Path]:
     """Write tables (Markdown, CSV, LaTeX) and figures (PNG, SVG) of what is there so far."""
     files = [file for table in recipe.tables(results) for file in table.write(out)]
     try:
-        return files + recipe.draw(results, out, place)
+        return files + recipe.draw(results, out, options)
     except ModuleNotFoundError as error:
         raise ValueError(
             f"tables are in {out}; figures need the package {error.name!r}: "
@@ -234,10 +234,12 @@ def refresh_docs(file: Path, folder: Path) -> int:
     return count
 
 
-def _public(message: str, place: RunOptions) -> str:
+def _public(message: str, options: RunOptions) -> str:
     """A message without the paths of this machine: results are published."""
     message = re.sub(r" ?\([^()]*log: [^()]*\)", "", message)
-    message = message.replace(str(place.runs.resolve()), "runs").replace(str(place.runs), "runs")
+    message = message.replace(str(options.runs.resolve()), "runs").replace(
+        str(options.runs), "runs"
+    )
     return "" if message == FINISHED else message
 
 

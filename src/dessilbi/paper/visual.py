@@ -134,7 +134,7 @@ def _caught(module: nn.Module) -> Iterator[list[Tensor]]:
 
 @contextmanager
 def _guided(model: nn.Module) -> Iterator[None]:
-    """Let only positive gradients pass back through ReLUs; in-place ones are set aside."""
+    """Let only positive gradients pass back through ReLUs; in-options ones are set aside."""
     relus = [m for m in model.modules() if isinstance(m, nn.ReLU)]
     inplace = [m.inplace for m in relus]
 

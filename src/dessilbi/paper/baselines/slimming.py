@@ -88,12 +88,12 @@ def slimmed(model: nn.Module, density: float) -> Mask:
     kept = [torch.ones(len(g), dtype=torch.bool) for g in gammas]
     last = {(i, int(g.argmax())) for i, g in enumerate(gammas)}
 
-    places = [(i, j) for i, g in enumerate(gammas) for j in range(len(g))]
+    channels = [(i, j) for i, g in enumerate(gammas) for j in range(len(g))]
     order = torch.argsort(torch.cat(gammas), stable=True).tolist()
     total = sum(w.numel() for w in weights_with_twin(model).values())
     excess = total - density * total
-    for place in order:
-        i, j = places[place]
+    for index in order:
+        i, j = channels[index]
         if excess <= 0:
             break
         if (i, j) not in last:

@@ -124,7 +124,7 @@ class AdaBound(Optimizer):
 
 
 def adabound(W: Tensor, g: Tensor, m: Tensor, v: Tensor, t: int, group: dict[str, Any]) -> None:
-    """Iteration t for one tensor; changes W, m and v in place, and leaves the gradient alone."""
+    """Iteration t for one tensor; changes W, m and v in options, and leaves the gradient alone."""
     beta1, beta2 = group["betas"]
     lr = float(group["lr"])
     if group["weight_decay"] != 0:

@@ -104,11 +104,11 @@ def tables(name: str, best: PublishedTable, along: PublishedTable, results: Resu
                 ("accuracy", "sparse_accuracy", 1.0),
             ):
                 column = f"epoch {epoch} {what}"
-                place = max(epoch // size.shrink, 1) - 1
+                index = max(epoch // size.shrink, 1) - 1
                 seeds = [
-                    factor * record.values["curves"][curve][place]
+                    factor * record.values["curves"][curve][index]
                     for record in results.learned(**labels)
-                    if place < len(record.values["curves"].get(curve, []))
+                    if index < len(record.values["curves"].get(curve, []))
                 ]
                 theirs, lost = along.value(row, column), results.collapsed(**labels)
                 course.append(Cell(row, column, tuple(seeds), theirs, collapsed=lost))
@@ -122,7 +122,7 @@ def tables(name: str, best: PublishedTable, along: PublishedTable, results: Resu
 
 
 def draw(
-    name: str, settings: tuple[str, ...], results: Results, out: Path, place: RunOptions
+    name: str, settings: tuple[str, ...], results: Results, out: Path, options: RunOptions
 ) -> list[Path]:
     """A figure a network: training, validation, density and sparse accuracy."""
     files = []

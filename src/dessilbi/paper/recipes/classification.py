@@ -125,12 +125,12 @@ def tables(
     return [Table(name, title, cells, notes=notes)]
 
 
-def measure_top5(run: RunDir, job: Job, place: RunOptions) -> dict[str, Any]:
+def measure_top5(run: RunDir, job: Job, options: RunOptions) -> dict[str, Any]:
     """As usual, and for ImageNet the share of images whose class is among the first five."""
-    found = measure_training(run, job, place)
+    found = measure_training(run, job, options)
     if run.config().data.name != "imagenet":
         return found
-    data = load_data(run.config(), place.data_dir, place.download)
+    data = load_data(run.config(), options.data_dir, options.download)
     model = trained_network(run, data).eval()
     hits = images = 0
     with torch.inference_mode():

@@ -47,7 +47,7 @@ def jobs(scale: Scale, seeds: int | None) -> list[Job]:
     return found
 
 
-def measure(run: RunDir, job: Job, place: RunOptions) -> dict[str, Any]:
+def measure(run: RunDir, job: Job, options: RunOptions) -> dict[str, Any]:
     """Medians and ratios."""
     return cost.summary(json.loads((run.path / files.COST).read_text()))
 

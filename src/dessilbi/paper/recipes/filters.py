@@ -64,7 +64,7 @@ def jobs(scale: Scale, seeds: int | None) -> list[Job]:
     return found
 
 
-def measure(run: RunDir, job: Job, place: RunOptions) -> dict[str, Any]:
+def measure(run: RunDir, job: Job, options: RunOptions) -> dict[str, Any]:
     """The norms of the layer's filters, an entry an epoch, and who is in Gamma at the end."""
     config = run.config()
     layer = LAYER["smoke" if config.data.name == "digits" else "paper"] + ".weight"
@@ -74,7 +74,7 @@ def measure(run: RunDir, job: Job, place: RunOptions) -> dict[str, Any]:
         if checkpoint is not None:
             weight = checkpoint.part("model")[layer]
             norms.append([round(v, 4) for v in weight.flatten(1).norm(dim=1).tolist()])
-    found = measure_training(run, job, place) | {"norms": norms}
+    found = measure_training(run, job, options) | {"norms": norms}
     if config.optimizer.name == "dessilbi":
         support = open_path(run).support(config.epochs)[layer]
         found["inside"] = [int(i) for i in support.flatten(1).any(1).nonzero().flatten()]
@@ -94,7 +94,7 @@ def tables(results: Results) -> list[Table]:
     return [Table("filters-lenet-5", title, cells)]
 
 
-def draw(results: Results, out: Path, place: RunOptions) -> list[Path]:
+def draw(results: Results, out: Path, options: RunOptions) -> list[Path]:
     """Norms of all filters along the training, and images of the strongest."""
     panels = []
     for method in ("DessiLBI", "SGD"):
@@ -116,14 +116,14 @@ def draw(results: Results, out: Path, place: RunOptions) -> list[Path]:
             ]
             panels.append(Panel(method, "epoch", "l2 norm of a filter", lines))
     files = draw_panels(panels, out / "filters-lenet-5", f"filter path, {results.scale} scale")
-    return files + _pictures(results, out, place)
+    return files + _pictures(results, out, options)
 
 
-def _pictures(results: Results, out: Path, place: RunOptions) -> list[Path]:
+def _pictures(results: Results, out: Path, options: RunOptions) -> list[Path]:
     blocks: list[Images | None] = []
     for method in ("DessiLBI", "SGD"):
         for record in results.where(method=method)[:1]:
-            folder = place.runs / record.run
+            folder = options.runs / record.run
             if not (folder / CONFIG).is_file():
                 continue  # results travel without the runs; the images need their weights
             run = RunDir(folder)

@@ -103,7 +103,7 @@ def gradient_images(run: RunDir, epoch: int, image: Tensor, scale: str) -> Tenso
     return min_max(guided_gradients(model, relu, image)[order])
 
 
-def draw(results: Results, out: Path, place: RunOptions) -> list[Path]:
+def draw(results: Results, out: Path, options: RunOptions) -> list[Path]:
     """Curves of training and test accuracy, and the gradient images where the runs are there."""
     panels = [
         Panel(
@@ -124,11 +124,11 @@ def draw(results: Results, out: Path, place: RunOptions) -> list[Path]:
     name = "gradients-resnet-18"
     files = draw_panels(panels, out / name, f"accuracy, {results.scale} scale")
     records = [r for method in METHODS for r in results.where(method=method)[:1]]
-    runs = [(r, RunDir(place.runs / r.run)) for r in records]
+    runs = [(r, RunDir(options.runs / r.run)) for r in records]
     runs = [(r, run) for r, run in runs if (run.path / CONFIG).is_file()]
     if not runs:
         return files
-    image = _snake(runs[0][1].config(), place)
+    image = _snake(runs[0][1].config(), options)
     first = gradient_images(runs[0][1], 0, image, results.scale)
     blocks: list[Images | None] = [
         Images("input", min_max(image.unsqueeze(0))),
@@ -143,11 +143,11 @@ def draw(results: Results, out: Path, place: RunOptions) -> list[Path]:
     return files + draw_images(blocks, out / f"{name}-images", title)
 
 
-def _snake(config: Config, place: RunOptions) -> Tensor:
+def _snake(config: Config, options: RunOptions) -> Tensor:
     """The first test image of a snake, as in the paper, or the first of all where there is none."""
     import torch
 
-    data = load_data(config, place.data_dir, place.download)
+    data = load_data(config, options.data_dir, options.download)
     snakes = [
         i
         for i, name in enumerate(data.classes)

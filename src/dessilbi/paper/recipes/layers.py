@@ -206,7 +206,7 @@ def _accuracies(network: str, results: Results) -> dict[str, list[float]]:
     return found
 
 
-def draw(network: str, results: Results, out: Path, place: RunOptions) -> list[Path]:
+def draw(network: str, results: Results, out: Path, options: RunOptions) -> list[Path]:
     """Mean and deviation of each method."""
     means = {name: values for name, values in _accuracies(network, results).items() if values}
     title = f"{network}: fine-tuning by rewinding, {results.scale} scale"

@@ -32,9 +32,9 @@ def jobs(name: str, scale: Scale, seeds: int | None) -> list[Job]:
     return [job for seed in seed_list(seeds, usual) for job in PanelJobs(name, scale, seed).all()]
 
 
-def measure(run: RunDir, job: Job, place: RunOptions) -> dict[str, Any]:
+def measure(run: RunDir, job: Job, options: RunOptions) -> dict[str, Any]:
     """As usual, with the density that all methods can be compared by."""
-    found = measure_curves(run, job, place)
+    found = measure_curves(run, job, options)
     if job.labels["at"] == "dense":
         return found
     found.pop("curves")  # of the subnetworks only the end is shown
@@ -56,9 +56,9 @@ def _methods(results: Results) -> dict[str, list[str]]:
     for record in results.where():
         at = str(record.labels["at"])
         if at != "dense" and "round" not in at:
-            places = found.setdefault(str(record.labels["method"]), [])
-            if at not in places:
-                places.append(at)
+            moments = found.setdefault(str(record.labels["method"]), [])
+            if at not in moments:
+                moments.append(at)
     return found
 
 
@@ -68,8 +68,8 @@ def tables(name: str, results: Results) -> list[Table]:
         cell(results, {"method": method, "at": "dense"}, f"{method}, dense", "accuracy")
         for method in ("SGD", "DessiLBI")
     ]
-    for method, places in sorted(_methods(results).items()):
-        for at in sorted(places, key=lambda text: float(text.split()[-1])):
+    for method, moments in sorted(_methods(results).items()):
+        for at in sorted(moments, key=lambda text: float(text.split()[-1])):
             labels = {"method": method, "at": at}
             kept = results.values("kept", **labels)
             size = f"{100 * sum(kept) / len(kept):.2f} % of the weights" if kept else ""
@@ -79,7 +79,7 @@ def tables(name: str, results: Results) -> list[Table]:
     return [Table(f"lottery-{name}", title, cells, notes=(note,))]
 
 
-def draw(name: str, results: Results, out: Path, place: RunOptions) -> list[Path]:
+def draw(name: str, results: Results, out: Path, options: RunOptions) -> list[Path]:
     """Accuracy against density, and density along the training with the early stops."""
     points = []
     for method in sorted(_methods(results), key=lambda m: (m != "ticket", m)):

@@ -97,9 +97,9 @@ class Sweep:
     Args:
         jobs: what to run; a job comes after those that it needs.
         executor: where.
-        place: folders and device of the runs.
+        options: folders and device of the runs.
         threads: threads of each run.
-        tell: is given a line for whatever happens.
+        log: is given a line for whatever happens.
         ended: is called after each job, with its outcome.
         report_seconds: how often a line tells the progress while nothing happens.
     """
@@ -108,16 +108,16 @@ class Sweep:
         self,
         jobs: Sequence[Job],
         executor: Executor,
-        place: RunOptions | None = None,
+        options: RunOptions | None = None,
         *,
         threads: int | None = None,
-        tell: Callable[[str], None] = lambda line: None,
+        log: Callable[[str], None] = lambda line: None,
         ended: Callable[[Job, Outcome], None] = lambda job, outcome: None,
         report_seconds: float = 60.0,
     ) -> None:
         self._check(jobs)
-        self.jobs, self.executor, self.place = jobs, executor, place or RunOptions()
-        self.threads, self.tell, self.ended = threads, tell, ended
+        self.jobs, self.executor, self.options = jobs, executor, options or RunOptions()
+        self.threads, self.log, self.ended = threads, log, ended
         self.report_seconds = report_seconds
         self.outcomes: dict[str, Outcome] = {}
         self._waiting = deque(jobs)
@@ -166,7 +166,7 @@ class Sweep:
         """
         for job in self.jobs:
             if isinstance(job.config, Config):
-                run = RunDir(self.place.runs / job.config.run_name)
+                run = RunDir(self.options.runs / job.config.run_name)
                 if job.finished(run, job.config):
                     self._waiting.remove(job)
                     self._settle(job, Outcome("done", run, message=FINISHED))
@@ -198,13 +198,13 @@ class Sweep:
             if not isinstance(config, Config):
                 runs = {need: self.outcomes[need].run for need in job.needs}
                 config = config({key: run for key, run in runs.items() if run is not None})
-            run = RunDir(self.place.runs / config.run_name)
+            run = RunDir(self.options.runs / config.run_name)
             if job.finished(run, config):
                 self._settle(job, Outcome("done", run, message=FINISHED))
                 return
-            spec = JobSpec(config, self.place, job.work, self.threads)
+            spec = JobSpec(config, self.options, job.work, self.threads)
             if first:
-                self.tell(f"started {job.key}")
+                self.log(f"started {job.key}")
             share = _share(run, config)
             future = self.executor.start(job.key, spec)
         except Exception as error:  # a subnetwork that cannot be made must not stop the sweep
@@ -230,11 +230,11 @@ class Sweep:
                 raise Interrupted(STOPPED)
             elif code == BUSY:
                 if key not in self._busy:
-                    self.tell(f"{key}: another process works on it; will look again")
+                    self.log(f"{key}: another process works on it; will look again")
                 self._busy[key] = time.monotonic() + BUSY_SECONDS
                 self._queue_again(one.job)
             elif code == PREEMPTED:
-                self.tell(f"{key}: was asked to end, and is saved; queued again")
+                self.log(f"{key}: was asked to end, and is saved; queued again")
                 self._queue_again(one.job)
             else:
                 self._failed(one.job, words)
@@ -249,7 +249,7 @@ class Sweep:
     def _failed(self, job: Job, why: str) -> None:
         attempts = self._attempts[job.key]
         if attempts < ATTEMPTS:
-            self.tell(f"FAILED {job.key}: {why}; will try once more")
+            self.log(f"FAILED {job.key}: {why}; will try once more")
             self._waiting.append(job)
             return
         self._settle(job, Outcome("failed", message=why, attempts=attempts))
@@ -259,7 +259,7 @@ class Sweep:
         took = "" if outcome.seconds is None else f" in {clock(outcome.seconds)}"
         word = outcome.status if outcome.status == "done" else outcome.status.upper()
         said = f": {outcome.message}" if outcome.message else ""
-        self.tell(f"[{len(self.outcomes)}/{len(self.jobs)}] {word} {job.key}{took}{said}")
+        self.log(f"[{len(self.outcomes)}/{len(self.jobs)}] {word} {job.key}{took}{said}")
         self.ended(job, outcome)
 
     # ------------------------------------------------------------------ progress
@@ -274,7 +274,7 @@ class Sweep:
         )
         left = self.seconds_left()
         guess = "" if left is None else f"; about {clock(left)} left"
-        self.tell(f"[{len(self.outcomes)}/{len(self.jobs)}] running: {under_way}{guess}")
+        self.log(f"[{len(self.outcomes)}/{len(self.jobs)}] running: {under_way}{guess}")
 
     def seconds_left(self) -> float | None:
         """A guess from the work done so far in this sweep; ``None`` before there is any."""

@@ -16,9 +16,7 @@ import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from dessilbi.lab.run.config import Config
 from dessilbi.lab.run.directory import Busy
-from dessilbi.lab.run.options import RunOptions
 from dessilbi.lab.training.display import Display, Silent
 from dessilbi.lab.training.errors import Interrupted
 from dessilbi.lab.training.loop import train
@@ -27,7 +25,6 @@ from dessilbi.paper import baselines, optimizers
 if TYPE_CHECKING:
     from dessilbi.lab.run.config import Config
     from dessilbi.lab.run.options import RunOptions
-    from dessilbi.lab.training.display import Display
 
 REGISTERED: Final = (baselines, optimizers)
 """Imported, so that a configuration can name them in a process of its own."""
@@ -52,7 +49,7 @@ class Ending(NamedTuple):
 class Work(Protocol):
     """What a job does; a function of a module, so that it can be sent to another process."""
 
-    def __call__(self, config: Config, place: RunOptions, display: Display, /) -> Any:
+    def __call__(self, config: Config, options: RunOptions, display: Display, /) -> Any:
         """Do it, and leave the result in the run directory of the configuration."""
 
 
@@ -61,7 +58,7 @@ class JobSpec:
     """What a process is to do."""
 
     config: Config
-    place: RunOptions
+    options: RunOptions
     work: Work = train
     threads: int | None = None
 
@@ -73,7 +70,7 @@ def execute(spec: JobSpec, display: Display | None = None) -> Ending:
 
         torch.set_num_threads(spec.threads)
     try:
-        spec.work(spec.config, spec.place, display or Silent())
+        spec.work(spec.config, spec.options, display or Silent())
     except Busy as other:
         return Ending(BUSY, str(other))
     except Interrupted as stop:
