@@ -330,3 +330,14 @@ def test_the_page_on_the_reproduction_is_up_to_date(tmp_path: Path) -> None:
     )
     for name in RECIPES:
         assert f"`{name}`" in page.read_text(), f"{name} is not on the page"
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "results").glob("*.json")), ids=lambda f: f.stem)
+def test_published_results_are_found_by_their_recipes(file: Path) -> None:
+    """Otherwise `--reuse` would train again what is there."""
+    name, _, scale = file.stem.rpartition("-")
+    records = Results.load(file, name, scale).records
+    jobs = {job.key: job for job in RECIPES[name].jobs(scale, None)}  # type: ignore[arg-type]
+    for key, record in records.items():
+        config = jobs[key].config
+        assert not isinstance(config, Config) or config.run_name == record.run, key
