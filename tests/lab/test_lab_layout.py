@@ -9,10 +9,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from dessilbi import DessiLBI, Mask, NestedWidths, compact, split_parameters
+from dessilbi.graph.ties import tied_channels
+from dessilbi.lab.data import Dataset, TensorSplit, batches
 from dessilbi.lab.models import make_model
-from dessilbi.lab.models.layout import needs_plain_layout
+from dessilbi.lab.models.layout import needs_channels_first
+from dessilbi.lab.models.resnet import BasicBlock, _resnet
 from dessilbi.lab.run.config import ModelConfig
 from dessilbi.lab.run.options import RunOptions
+from dessilbi.lab.training.build import laid_out_for, load_data
 from dessilbi.lab.training.loop import train
 from lab_runs import SMALL
 
@@ -50,19 +55,43 @@ class Strided(nn.Module):
     ],
 )
 def test_which_networks_need_the_plain_layout(model: nn.Module, needs: bool) -> None:
-    assert needs_plain_layout(model) == needs
+    assert needs_channels_first(model) == needs
 
 
-def test_images_are_laid_out_for_those_only() -> None:
-    x = torch.rand(2, 3, 8, 8).to(memory_format=torch.channels_last)
-    seen: list[Tensor] = []
-    task = {"num_classes": 10, "in_channels": 3, "input_size": 32}
-    for name in ("resnet-20", f"{__name__}:Strided"):
-        model = make_model(name, **task)
-        model.register_forward_hook(lambda _m, inputs, _out: seen.extend(inputs))
-        model(x)
-    assert [one.is_contiguous() for one in seen] == [False, True]
-    assert all(torch.equal(one, x) for one in seen)
+def narrow_resnet(num_classes: int, in_channels: int = 1) -> nn.Module:
+    """The lab's ResNet with filters so few that its shortcut needs the plain layout."""
+    return _resnet(BasicBlock, 8, (1, 1), num_classes, in_channels)
+
+
+TASK = {"num_classes": 10, "in_channels": 1, "input_size": 8}
+
+
+def test_data_is_laid_out_for_those_only() -> None:
+    data = load_data(SMALL, None, download=False)
+    seen = {}
+    for name in ("resnet-20", f"{__name__}:Strided", f"{__name__}:narrow_resnet"):
+        laid_out = laid_out_for(make_model(name, **TASK), replace_channels(data))
+        x, _ = next(iter(batches(laid_out.train, 4, seed=0, epoch=0)))
+        seen[name.split(":")[-1]] = x.is_contiguous()
+    assert seen == {"resnet-20": False, "Strided": True, "narrow_resnet": True}
+
+
+def replace_channels(data: Dataset) -> Dataset:
+    """The same with three channels: with one, both layouts are one."""
+    assert isinstance(data.train, TensorSplit)
+    train = replace(data.train, images=data.train.images.repeat(1, 3, 1, 1))
+    return replace(data, train=train)
+
+
+def test_a_narrow_network_of_the_lab_is_compacted_tied_and_narrowed() -> None:
+    """It had a hook, which all three refuse."""
+    model = make_model(f"{__name__}:narrow_resnet", **TASK).eval()
+    x = torch.rand(2, 1, 8, 8)
+    assert len(tied_channels(model, x)) > 0
+    small = compact(model, Mask.magnitude(model, 0.5, scope="global"), x).model
+    assert small(x).shape == (2, 10)
+    optimizer = DessiLBI(split_parameters(model, exclude=["fc"]), lr=0.1)
+    NestedWidths(model, optimizer, 10, x).close()
 
 
 @pytest.mark.parametrize("check_step", [False, True])

@@ -5,8 +5,19 @@ from __future__ import annotations
 import platform
 import subprocess
 import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
+
+from dessilbi.cli import main, memory
+from dessilbi.lab.run.config import to_json
+from dessilbi.lab.run.options import RunOptions
+from dessilbi.lab.training.loop import train
+from lab_runs import SMALL
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 COUNT = """
 import resource, sys
@@ -40,7 +51,19 @@ def test_no_page_is_cleared_twice() -> None:
 
 
 def test_other_libraries_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dessilbi.cli import memory
-
     monkeypatch.setattr(memory.ctypes, "CDLL", lambda _name: object())
     assert not memory.keep_freed_memory()
+
+
+def test_train_as_a_library_call_leaves_the_allocator_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the command line changes the process, which is its own."""
+    told: list[str] = []
+    monkeypatch.setattr(memory.ctypes, "CDLL", lambda _name: told.append("library") or object())
+    config = replace(SMALL, epochs=1, keep=())
+    train(config, RunOptions(runs=tmp_path / "library"))
+    assert told == []
+    (tmp_path / "config.json").write_text(to_json(config))
+    main(["train", str(tmp_path / "config.json"), "--runs", str(tmp_path / "command")])
+    assert told == ["library"]

@@ -14,7 +14,7 @@ from dessilbi.lab.run.config import ConfigError
 from dessilbi.lab.run.directory import RunError
 from dessilbi.lab.run.files import INIT, LAST, checkpoint_name
 from dessilbi.lab.run.methods import GradualPruning, NestedWeights, NestedWidths
-from dessilbi.lab.training.build import fresh_network, load_data
+from dessilbi.lab.training.build import fresh_network, laid_out_for, load_data
 from dessilbi.lab.training.callbacks.step_check import Iteration, iteration_of
 from dessilbi.lab.training.optimizers import make_optimizer
 from dessilbi.lab.training.schedule import lr_factor, set_lr
@@ -75,8 +75,9 @@ class Study:
         self.config, self.run = config, run
         seed = config.seed if seed is None else seed
         build = replace(config, dtype="float64") if double else config
-        self.data = load_data(build, data_dir, download, device)
-        self.model = fresh_network(build, self.data).to(device)
+        data = load_data(build, data_dir, download, device)
+        self.model = fresh_network(build, data).to(device)
+        self.data = laid_out_for(self.model, data)
         self.optimizer = make_optimizer(self.model, config.optimizer, self.data.shape)
         found = iteration_of(self.optimizer)
         if found is None:

@@ -106,6 +106,10 @@ class FolderSplit(Split):
             self, paths=tuple(self.paths[i] for i in numbers), labels=self.labels[index.cpu()]
         )
 
+    def channels_first(self) -> Self:
+        """See :meth:`Split.channels_first`."""
+        return replace(self, pixels=replace(self.pixels, channels_last=False))
+
     def stream(
         self, order: Tensor, bounds: Bounds, augment: Augmentation | None, draws: Tensor | None
     ) -> Iterator[Batch]:

@@ -40,6 +40,9 @@ class Pixels:
     gain: Tensor | None = None
     """With ``offset``: normalised value = byte * gain + offset, per channel; None means [0, 1]."""
     offset: Tensor | None = None
+    channels_last: bool = True
+    """On a CPU the channels of a pixel lie side by side, whatever the shape says: oneDNN trains the
+    convolutions that follow 1.0 to 1.6 times as fast (benchmarks/layout.py)."""
 
     @classmethod
     def normalized(
@@ -58,12 +61,9 @@ class Pixels:
         return cls(white, dtype, gain.to(device, dtype), offset.to(device, dtype))
 
     def __call__(self, raw: Tensor) -> Tensor:
-        """Convert bytes (N, C, H, W) to ``dtype``.
-
-        On the CPU the channels of a pixel lie side by side, whatever the shape says: oneDNN trains
-        the convolutions that follow 1.0 to 1.6 times as fast (benchmarks/layout.py).
-        """
-        layout = torch.channels_last if raw.device.type == "cpu" else torch.contiguous_format
+        """Convert bytes (N, C, H, W) to ``dtype``."""
+        last = self.channels_last and raw.device.type == "cpu"
+        layout = torch.channels_last if last else torch.contiguous_format
         values = raw.to(self.dtype, memory_format=layout)
         if self.gain is None or self.offset is None:
             return values.div_(self.white)
@@ -81,6 +81,10 @@ class Split(ABC):
     @abstractmethod
     def take(self, index: Tensor) -> Self:
         """The split made of the images numbered ``index``."""
+
+    @abstractmethod
+    def channels_first(self) -> Self:
+        """The same, its images in torch's plain layout on every device."""
 
     @abstractmethod
     def stream(
@@ -112,6 +116,10 @@ class TensorSplit(Split):
                 "images and labels must have the same length, "
                 f"got {len(self.images)} and {len(self.labels)}"
             )
+
+    def channels_first(self) -> Self:
+        """See :meth:`Split.channels_first`."""
+        return replace(self, pixels=replace(self.pixels, channels_last=False))
 
     def tensors(self) -> Batch:
         """The whole split as (images, labels), converted; for sets small enough for one batch."""
@@ -168,6 +176,16 @@ class Dataset:
     """The standard augmentation, to pass to :func:`batches`; None where there is none."""
     source: str
     """Where the bytes came from, to print beside a figure."""
+
+    def channels_first(self) -> Self:
+        """The same set, its images in torch's plain layout on every device."""
+        held_out = self.validation
+        return replace(
+            self,
+            train=self.train.channels_first(),
+            test=self.test.channels_first(),
+            validation=None if held_out is None else held_out.channels_first(),
+        )
 
     @property
     def num_classes(self) -> int:

@@ -1,15 +1,13 @@
-"""Networks that must not see their images channels-last on a CPU."""
+"""Networks that must not be trained on channels-last images on a CPU."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import nn
 
-from dessilbi.graph.layout import NARROW, channels_first
+from dessilbi.graph.layout import NARROW
 
 
-def needs_plain_layout(model: nn.Module) -> bool:
+def needs_channels_first(model: nn.Module) -> bool:
     """Whether a backward pass after channels-last images would write beyond its memory on a CPU.
 
     oneDNN's kernel for a strided 1x1 convolution of few channels does (torch 2.13); the process
@@ -22,8 +20,3 @@ def needs_plain_layout(model: nn.Module) -> bool:
         and m.in_channels < NARROW
         for m in model.modules()
     )
-
-
-def plain_images(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A forward pre-hook: images on a CPU are put channels first."""
-    return channels_first(inputs)

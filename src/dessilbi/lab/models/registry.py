@@ -13,7 +13,6 @@ from dessilbi.lab.models.digits import digits_net
 from dessilbi.lab.models.errors import ModelError
 from dessilbi.lab.models.import_path import build_from_path
 from dessilbi.lab.models.init import Scheme, initialize
-from dessilbi.lab.models.layout import needs_plain_layout, plain_images
 from dessilbi.lab.models.lenet import lenet_5, lenet_300_100
 from dessilbi.lab.models.resnet import resnet_50, resnet_basic
 from dessilbi.lab.models.vgg import vgg_4, vgg_16
@@ -89,8 +88,6 @@ def make_model(
     model = build(num_classes=num_classes, in_channels=in_channels, input_size=input_size)
     if scheme is not None:
         initialize(model, scheme)
-    if needs_plain_layout(model):
-        model.register_forward_pre_hook(plain_images)
     return model if dtype is None else model.to(dtype)
 
 

@@ -9,6 +9,7 @@ import torch
 from dessilbi.lab.data import load_dataset
 from dessilbi.lab.data.load import CARDS
 from dessilbi.lab.models import make_model
+from dessilbi.lab.models.layout import needs_channels_first
 from dessilbi.lab.run.config import ConfigError
 
 if TYPE_CHECKING:
@@ -35,6 +36,11 @@ def load_data(
         images=config.data.images,
         test_images=config.data.test_images,
     )
+
+
+def laid_out_for(model: nn.Module, data: Dataset) -> Dataset:
+    """The data with its images laid out in memory as a network can be trained on them."""
+    return data.channels_first() if needs_channels_first(model) else data
 
 
 def evaluated_split(data: Dataset, name: str | None = None) -> tuple[Split, str]:

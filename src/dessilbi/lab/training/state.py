@@ -13,7 +13,7 @@ from dessilbi.lab.data import count_batches
 from dessilbi.lab.run.checkpoint import Progress, load_checkpoint, load_model, make_checkpoint
 from dessilbi.lab.run.directory import RunError
 from dessilbi.lab.run.files import LAST
-from dessilbi.lab.training.build import evaluated_split, fresh_network, load_data
+from dessilbi.lab.training.build import evaluated_split, fresh_network, laid_out_for, load_data
 from dessilbi.lab.training.callbacks import Callback, make_callbacks, method_callback
 from dessilbi.lab.training.display import Display, Silent
 from dessilbi.lab.training.errors import TrainingError, not_finite
@@ -79,6 +79,7 @@ class Training:
         """Everything that the configuration asks for."""
         data = load_data(config, options.data_dir, options.download, device)
         model = fresh_network(config, data).to(device)
+        data = laid_out_for(model, data)
         optimizer = make_optimizer(model, config.optimizer, data.shape)
         net = model
         if world.size > 1:
