@@ -89,6 +89,19 @@ def test_help_of_train_lists_recipes_and_options(dessilbi: Shell) -> None:
         assert option in said.out
 
 
+@pytest.mark.parametrize("command", ["compact", "export", "frontier", "theory"])
+def test_help_of_a_command_needs_no_torch(command: str) -> None:
+    code = (
+        "import sys; from dessilbi.cli import main\n"
+        f"try: main([{command!r}, '--help'])\n"
+        "except SystemExit as stop: assert stop.code == 0\n"
+        "assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert f"usage: dessilbi {command}" in done.stdout
+
+
 # ---------------------------------------------------------------------- typing errors
 
 

@@ -14,8 +14,9 @@ import torch
 from dessilbi import project
 from dessilbi.cli import main
 from dessilbi.compaction import Timing, load_compact
+from dessilbi.lab.analysis.choice import Choice, Retrain
 from dessilbi.lab.analysis.networks import trained_network
-from dessilbi.lab.analysis.subnetworks import Choice, Retrain, open_path, prepare
+from dessilbi.lab.analysis.subnetworks import open_path, prepare
 from dessilbi.lab.data import load_dataset
 from dessilbi.lab.run.config import ModelConfig
 from dessilbi.lab.run.options import RunOptions
@@ -144,7 +145,7 @@ def test_export_compares_onnxruntime_with_torch(
     def quick(calls: list[object]) -> list[Timing]:
         return [Timing(0.00996, 0.00996, 0.00996) for _ in calls]  # as wide as a time is printed
 
-    monkeypatch.setattr("dessilbi.cli.compact.side_by_side", quick)
+    monkeypatch.setattr("dessilbi.lab.analysis.deployment.side_by_side", quick)
     for package in ("onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(package, reason="export needs dessilbi[compact]")
     text = said(capsys, "export", str(run.path), "--onnx", "--density", "0.4")

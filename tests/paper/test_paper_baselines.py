@@ -10,8 +10,9 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from dessilbi.lab.analysis.choice import Retrain
 from dessilbi.lab.analysis.networks import trained_network
-from dessilbi.lab.analysis.subnetworks import Retrain, retrain, share_of_macs
+from dessilbi.lab.analysis.subnetworks import retrain, share_of_macs
 from dessilbi.lab.run.config import (
     Config,
     ModelConfig,

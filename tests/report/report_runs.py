@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from dessilbi.lab.analysis.subnetworks import Choice, Retrain, prepare
+from dessilbi.lab.analysis.choice import Choice, Retrain
+from dessilbi.lab.analysis.subnetworks import prepare
 from dessilbi.lab.run.config import Config, ModelConfig, OptimizerConfig
 from dessilbi.lab.run.files import Frontier, FrontierPoint
 from dessilbi.lab.run.options import RunOptions

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path  # noqa: TC003 - tyro reads the annotations
 from statistics import mean
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
 from dessilbi._text import table
-from dessilbi.lab.analysis.frontier import DENSITIES, curves, frontier
+from dessilbi.cli.options import DataOptions, set_threads
+from dessilbi.lab.analysis.choice import DENSITIES
 from dessilbi.lab.run.config import ConfigError
 from dessilbi.lab.run.directory import RunDir, clear_errors
 from dessilbi.lab.run.files import FRONTIER, FRONTIER_PICTURE
@@ -42,12 +43,7 @@ class FrontierCommand:
     """Which images; by default those that the run was judged on."""
     picture: Path | None = None
     """Where to draw (.png, .svg or .pdf); by default frontier.png in the first run directory."""
-    data_dir: Path | None = None
-    """Where the data lies; also $DESSILBI_DATA and the user cache are searched."""
-    download: bool = False
-    """Fetch the data if it is not found."""
-    threads: int | None = None
-    """Threads of torch on the CPU; by default all cores."""
+    data: Annotated[DataOptions, tyro.conf.arg(name="")] = field(default_factory=DataOptions)
 
 
 def frontier_command(arguments: list[str]) -> None:
@@ -60,14 +56,11 @@ def frontier_command(arguments: list[str]) -> None:
     for density in command.densities:
         if not 0 < density <= 1:
             raise ConfigError(f"densities must lie in (0, 1], got {density}")
-    if command.threads is not None:
-        if command.threads < 1:
-            raise ConfigError(f"threads must be >= 1, got {command.threads}")
-        import torch
+    set_threads(command.data.threads)
+    from dessilbi.lab.analysis.frontier import curves, frontier
 
-        torch.set_num_threads(command.threads)
     console = plain_console()
-    place = RunOptions(data_dir=command.data_dir, download=command.download)
+    place = RunOptions(data_dir=command.data.data_dir, download=command.data.download)
     found = []
     for folder in command.runs:
         run = RunDir.open(folder)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from dessilbi.cli.train import TrainCommand, competitor, run_to_the_end
-from dessilbi.lab.analysis.subnetworks import Choice, Retrain, open_path, prepare, settled_epoch
+from dessilbi.lab.analysis.choice import Choice, Retrain, settled_epoch
+from dessilbi.lab.analysis.subnetworks import open_path, prepare
 from dessilbi.lab.run.directory import RunDir
 from dessilbi.lab.run.options import RunOptions
 from dessilbi.lab.training.distributed import is_main

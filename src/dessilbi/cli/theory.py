@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 import tyro
 
-from dessilbi.lab.analysis.theory import Study
+from dessilbi.cli.options import DataOptions, set_threads
 from dessilbi.lab.run.config import Config, ConfigError
 from dessilbi.lab.run.directory import RunDir, RunError
 from dessilbi.lab.run.files import CONFIG
 from dessilbi.lab.run.recipes import RECIPES, find_recipe
-from dessilbi.lab.training.distributed import pick_device
 from dessilbi.lab.training.terminal import plain_console
-from dessilbi.theory import draw
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from dessilbi.lab.analysis.theory import Study
     from dessilbi.theory import StepVerdict
 
 
@@ -48,14 +46,9 @@ class TheoryCommand:
     """Chooses the images and the start of the iteration; for a recipe also the weights."""
     runs: Path = Path("runs")
     """Folder of the run directories."""
-    data_dir: Path | None = None
-    """Where the data lies; also $DESSILBI_DATA and the user cache are searched."""
-    download: bool = False
-    """Fetch the data if it is not found."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, ..."""
-    threads: int | None = None
-    """Threads of torch on the CPU; by default all cores."""
+    data: Annotated[DataOptions, tyro.conf.arg(name="")] = field(default_factory=DataOptions)
 
 
 def theory(arguments: list[str]) -> None:
@@ -65,19 +58,16 @@ def theory(arguments: list[str]) -> None:
         ("images", command.images, 1),
         ("iterations", command.iterations, 1),
         ("steps", command.steps, 0),
-        ("threads", 1 if command.threads is None else command.threads, 1),
     ):
         if value < least:
             raise ConfigError(f"{name} must be >= {least}, got {value}")
-    if command.plot is not None and not command.steps:
-        raise ConfigError("--plot draws the steps of --steps; give --steps 200, say")
-    if command.plot is not None and find_spec("matplotlib") is None:
-        raise ConfigError("--plot needs matplotlib: pip install 'dessilbi[report]'")
     if command.plot is not None:
-        _check_picture(command.plot)
-    if command.threads is not None:
-        torch.set_num_threads(command.threads)
+        _check_picture(command.plot, command.steps)
+    set_threads(command.data.threads)
     run, config = _find(command)
+    from dessilbi.lab.analysis.theory import Study
+    from dessilbi.lab.training.distributed import pick_device
+
     study = Study(
         config,
         run,
@@ -85,8 +75,8 @@ def theory(arguments: list[str]) -> None:
         iterations=command.iterations,
         seed=command.seed,
         double=bool(command.steps),
-        data_dir=command.data_dir,
-        download=command.download,
+        data_dir=command.data.data_dir,
+        download=command.data.download,
         device=pick_device(command.device),
     )
     console = plain_console()
@@ -100,12 +90,18 @@ def theory(arguments: list[str]) -> None:
             soft_wrap=True,
         )
         if command.plot is not None:
+            from dessilbi.theory import draw
+
             draw(history, lip, command.plot)
             console.print(f"drawn: {command.plot}", soft_wrap=True)
 
 
-def _check_picture(file: Path) -> None:
+def _check_picture(file: Path, steps: int) -> None:
     """Refuse before anything is computed what could not be drawn after it."""
+    if not steps:
+        raise ConfigError("--plot draws the steps of --steps; give --steps 200, say")
+    if find_spec("matplotlib") is None:
+        raise ConfigError("--plot needs matplotlib: pip install 'dessilbi[report]'")
     if file.suffix not in (".png", ".svg", ".pdf"):
         raise ConfigError(f"plot must end in .png, .svg or .pdf, got {file}")
     if not file.parent.is_dir():

@@ -12,7 +12,8 @@ import torch
 
 from dessilbi.compaction import CompactError
 from dessilbi.lab.analysis import networks
-from dessilbi.lab.analysis.subnetworks import Choice, Retrain, open_path, prepare, share_of_macs
+from dessilbi.lab.analysis.choice import Choice, Retrain
+from dessilbi.lab.analysis.subnetworks import open_path, prepare, share_of_macs
 from dessilbi.lab.data import load_dataset
 from dessilbi.lab.models import make_model
 from dessilbi.lab.run.checkpoint import load_model

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from dessilbi.graph.names import named_weights
+from dessilbi.lab.analysis.choice import DENSITIES
 from dessilbi.lab.analysis.networks import network_at, shipped, trained_network
 from dessilbi.lab.analysis.subnetworks import open_path
 from dessilbi.lab.run.directory import RunError
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from dessilbi.lab.run.config import Config
     from dessilbi.lab.run.directory import RunDir
     from dessilbi.lab.run.options import RunOptions
-
-DENSITIES = (0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
 
 
 @dataclass(frozen=True)

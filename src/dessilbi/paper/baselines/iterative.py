@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dessilbi.lab.analysis.choice import Retrain
 from dessilbi.lab.analysis.networks import trained_network
-from dessilbi.lab.analysis.subnetworks import Retrain, retrain
+from dessilbi.lab.analysis.subnetworks import retrain
 from dessilbi.lab.run.files import MASK
 from dessilbi.path import Mask
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from dessilbi.lab.analysis.subnetworks import Retrain, retrain
+from dessilbi.lab.analysis.choice import Retrain
+from dessilbi.lab.analysis.subnetworks import retrain
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from dessilbi.lab.analysis.choice import Choice, Retrain
 from dessilbi.lab.analysis.networks import trained_network
-from dessilbi.lab.analysis.subnetworks import Choice, Retrain, open_path, prepare, retrain
+from dessilbi.lab.analysis.subnetworks import open_path, prepare, retrain
 from dessilbi.lab.run.config import Config, DataConfig, ModelConfig, ScheduleConfig
 from dessilbi.paper.baselines.tickets import largest_as
 from dessilbi.paper.figures import Panel, draw_panels

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from dessilbi.lab.analysis.choice import Retrain
 from dessilbi.lab.analysis.networks import trained_network
-from dessilbi.lab.analysis.subnetworks import Retrain, open_path, retrain
+from dessilbi.lab.analysis.subnetworks import open_path, retrain
 from dessilbi.lab.run.config import Config, ModelConfig, OptimizerConfig, ScheduleConfig
 from dessilbi.lab.run.methods import NetworkSlimming, SoftFilters
 from dessilbi.lab.training.build import network_without_data
