@@ -21,13 +21,12 @@ from dessilbi.lab.run.config import (
 )
 from dessilbi.lab.run.directory import RunDir
 from dessilbi.lab.run.files import LAST, MASK
-from dessilbi.lab.run.methods import NetworkSlimming, SoftFilters
+from dessilbi.lab.run.methods import GradualPruning, NetworkSlimming, SoftFilters
 from dessilbi.lab.run.options import RunOptions
 from dessilbi.lab.training.build import network_without_data
 from dessilbi.lab.training.loop import train
 from dessilbi.lab.training.start import load_start
 from dessilbi.paper.baselines import iterative, slimming, soft_filters, tickets
-from dessilbi.paper.baselines.gradual import gradually_pruned
 from dessilbi.paper.baselines.scratch import scratch
 from dessilbi.paper.baselines.tickets import density
 from dessilbi.path import Mask, count_macs_per_weight
@@ -349,7 +348,8 @@ def test_han_retrains_the_weights_that_are_left_and_never_takes_one_back(
 
 
 def test_gradual_pruning_ends_at_its_density_in_every_layer(tmp_path: Path) -> None:
-    config = gradually_pruned(CONFIG, 0.2, every=2)
+    method = GradualPruning(density=0.2, penalty="lasso", every=2, per_layer=True)
+    config = replace(CONFIG, method=method)
     train(config, RunOptions(runs=tmp_path))
     run = RunDir(tmp_path / config.run_name)
     for name, weight in weights_of(trained_network(run)).items():

@@ -134,17 +134,14 @@ def _images(
 
 
 def twins_of(checkpoint: Checkpoint, path: SolutionPath) -> dict[str, Tensor]:
-    """V of each layer."""
-    entries = checkpoint.part("optimizer")
-    found = {layer.name: entries.get(f"{layer.name}/v") for layer in path.layers}
-    if not any(name.endswith("/v") for name in entries):  # before the first step
+    """V of each layer; zero before the first step."""
+    state = checkpoint.part("optimizer").items()
+    V = {name.removesuffix("/v"): t.float() for name, t in state if name.endswith("/v")}
+    if not V:
         return {layer.name: torch.zeros(layer.shape) for layer in path.layers}
-    twins = {name: V.float() for name, V in found.items() if V is not None}
-    if {name: tuple(V.shape) for name, V in twins.items()} != {
-        layer.name: layer.shape for layer in path.layers
-    }:
+    if {name: tuple(t.shape) for name, t in V.items()} != {x.name: x.shape for x in path.layers}:
         raise ValueError("its optimizer has other twins than the path")
-    return twins
+    return V
 
 
 def gamma_of(layer: Layer, V: Tensor, path: SolutionPath, epoch: int) -> Tensor:

@@ -7,7 +7,7 @@ Scratch-E, Scratch-B            :mod:`.scratch`: the pruned structure with new w
 Rethinking-Lottery              :mod:`.tickets`: one-shot magnitude, retrained from the same start
 SGD-lottery, random             :mod:`.tickets`: at the layer densities of another mask
 Iterative-Pruning-A             :mod:`.iterative`: Han et al., prune and retrain in rounds
-Iterative-Pruning-B             :mod:`.gradual`: Zhu and Gupta, a cubic schedule while training
+Iterative-Pruning-B             gradual pruning, a method of the laboratory: Zhu and Gupta
 ==============================  ===================================================================
 """
 

@@ -11,10 +11,9 @@ from dessilbi.lab.analysis.choice import Retrain
 from dessilbi.lab.analysis.networks import trained_network
 from dessilbi.lab.analysis.subnetworks import open_path, retrain
 from dessilbi.lab.run.config import Config, ModelConfig, OptimizerConfig, ScheduleConfig
-from dessilbi.lab.run.methods import NetworkSlimming, SoftFilters
+from dessilbi.lab.run.methods import GradualPruning, Method, NetworkSlimming, SoftFilters
 from dessilbi.lab.training.build import network_without_data
 from dessilbi.paper.baselines import iterative, slimming, soft_filters, tickets
-from dessilbi.paper.baselines.gradual import gradually_pruned
 from dessilbi.paper.baselines.scratch import scratch
 from dessilbi.paper.published import LOTTERY
 from dessilbi.paper.recipe import CIFAR10
@@ -178,34 +177,27 @@ class PanelJobs:
         how, folder = Retrain("scratch"), run.path.parent
         return retrain(run, mask, words, how, folder, name=method, optimizer=SGD)
 
+    def _trained_with(self, method: Method, name: str) -> Config:
+        return replace(self.base, optimizer=SGD, method=method, name=f"{self.base.name}-{name}")
+
     # ------------------------------------------------------------------ panels a and b
 
     def _by_filter(self, wanted: float) -> None:
         at = f"density {wanted:g}"
         slim = self._key("Network Slimming", "dense")
         if all(job.key != slim for job in self.found):
-            method = NetworkSlimming(strength=SLIMMING_STRENGTH)
-            config = replace(self.base, optimizer=SGD, method=method)
-            config = replace(config, name=f"{config.name}-slimming")
+            config = self._trained_with(NetworkSlimming(strength=SLIMMING_STRENGTH), "slimming")
             self.add("Network Slimming", "dense", config)
 
         def slimmed(runs: Mapping[str, RunDir]) -> Config:
             run = runs[slim]
             mask = slimming.slimmed(trained_network(run), wanted)
-            return retrain(
-                run,
-                mask,
-                at,
-                Retrain("finetune"),
-                run.path.parent,
-                name="slimmed",
-                epochs=self.tuning,
-            )
+            how, folder = Retrain("finetune"), run.path.parent
+            return retrain(run, mask, at, how, folder, name="slimmed", epochs=self.tuning)
 
         self.add("Network Slimming", at, slimmed, slim, epochs=self.tuning)
         rate = _rate(replace(self.base, seed=0), wanted)
-        config = replace(self.base, optimizer=SGD, method=SoftFilters(rate=rate))
-        self.add("Soft Filter Pruning", at, replace(config, name=f"{config.name}-sfp"))
+        self.add("Soft Filter Pruning", at, self._trained_with(SoftFilters(rate=rate), "sfp"))
 
         def from_scratch(runs: Mapping[str, RunDir], kind: Any) -> Config:
             run = runs[self.dense]
@@ -227,8 +219,9 @@ class PanelJobs:
             return self._retrained(runs[self.dense], mask, "rethinking", at)
 
         self.add("Rethinking-Lottery", at, rethinking, self.dense)
-        config = gradually_pruned(replace(self.base, optimizer=SGD), wanted)
-        self.add("Iterative-Pruning-B", at, config)
+        # Zhu, Gupta: To prune, or not to prune. 2017. Every layer goes to the same density.
+        method = GradualPruning(density=wanted, penalty="lasso", every=100, per_layer=True)
+        self.add("Iterative-Pruning-B", at, self._trained_with(method, "gradual-by-layer"))
         parent = self.dense
         rounds = iterative.densities(wanted, HAN_ROUNDS)
         for number, reached in enumerate(rounds, start=1):
