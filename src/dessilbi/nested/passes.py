@@ -50,22 +50,23 @@ def add_gradients(value: Tensor, params: Iterable[Tensor], *, average: bool) -> 
         value: the loss.
         params: those that it may depend on.
         average: whether to take the mean over all processes, as DistributedDataParallel does for
-            the whole network.
+            the whole network, whose hooks must not see these gradients.
     """
+    if not average:
+        torch.autograd.backward(value)
+        return
     params = [p for p in params if p.requires_grad]
     gradients = torch.autograd.grad(value, params, allow_unused=True)
     found = [(p, g) for p, g in zip(params, gradients, strict=True) if g is not None]
-    if average and found:
-        flat = torch.cat([g.flatten() for _, g in found])
-        dist.all_reduce(flat)
-        flat /= dist.get_world_size()
-        parts = torch.split(flat, [g.numel() for _, g in found])
-        found = [(p, part.view(p.shape)) for (p, _), part in zip(found, parts, strict=True)]
-    for p, g in found:
-        if p.grad is not None:
-            p.grad = p.grad + g
-        else:  # in memory as the parameter is
-            p.grad = g if g.stride() == p.stride() else torch.empty_like(p).copy_(g)
+    if not found:
+        return
+    flat = torch.cat([g.flatten() for _, g in found])
+    dist.all_reduce(flat)
+    flat /= dist.get_world_size()
+    parts = torch.split(flat, [g.numel() for _, g in found])
+    for (p, _), part in zip(found, parts, strict=True):
+        mean = torch.empty_like(p).copy_(part.view(p.shape))
+        p.grad = mean if p.grad is None else p.grad + mean
 
 
 def detached(output: Any) -> Any:

@@ -122,6 +122,7 @@ class NestedTraining(Nested):
             self._prices = {name: count**mac_exponent for name, count in macs.items()}
         self._by_weight: dict[str, Tensor] = {}
         """By parameter, the rank of each weight."""
+        self._factors: dict[str, Tensor] = {}
         self._in_place: AbstractContextManager[None] | None = None
         self._attach()
 
@@ -181,10 +182,12 @@ class NestedTraining(Nested):
 
     def _tensors(self, rank: int, *, largest: bool = False) -> dict[str, Tensor]:
         """The weights of a subnetwork, as functions of the whole one's, and copies of buffers."""
-        tensors = {
-            name: self._params[name].masked_fill(ranks > rank, 0)
-            for name, ranks in self._by_weight.items()
-        }
+        tensors = {}
+        for name, ranks in self._by_weight.items():
+            p = self._params[name]
+            # In memory that the step's next network uses again: no pass outlives its backward.
+            factor = self._factors.setdefault(name, torch.empty_like(p, requires_grad=False))
+            tensors[name] = p * torch.le(ranks, rank, out=factor)
         if not self._teaches_batchnorm(rank, largest=largest):
             tensors |= {name: b.clone() for name, b in self._model.named_buffers()}
         return tensors
