@@ -17,7 +17,7 @@ import argparse
 import statistics
 import time
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -35,16 +35,16 @@ NETWORKS = {
     "resnet-20": (3, 32, 60, "fc"),
 }
 """Channels, pixels a side, steps of a block, and the classifier."""
-AT_ONCE = {"ramp_start": 0.0, "ramp_end": 0.0, "freeze_ranking_at": 0.0}
+AT_ONCE: dict[str, Any] = {"ramp_start": 0.0, "ramp_end": 0.0, "freeze_ranking_at": 0.0}
 NEVER_WHOLE = NestedSchedule(**AT_ONCE, full_fraction=0.0)
 WIDTHS = NestedSchedule.for_widths(**AT_ONCE)
-BY_WEIGHT = {
+BY_WEIGHT: dict[str, dict[str, Any]] = {
     "one budget": {"schedule": NEVER_WHOLE, "budgets_per_step": 1},
     "two budgets": {"schedule": NEVER_WHOLE, "budgets_per_step": 2},
     "three budgets": {"schedule": NEVER_WHOLE, "budgets_per_step": 3},
     "a whole training": {},
 }
-BY_WIDTH = {
+BY_WIDTH: dict[str, dict[str, Any]] = {
     "two widths": {"schedule": WIDTHS, "branch_at": (1.0, 1.0), "small_fraction": 1.0},
     "with branches": {"schedule": WIDTHS, "branch_at": (0.0, 0.0)},
     "a whole training": {},
@@ -68,9 +68,9 @@ def blocks(network: str, images: int) -> dict[str, Callable[[], float]]:
         opt = DessiLBI(groups, lr=0.01, nu=100, lambd=0.3, momentum=0.9, fused=True)
         nested: NestedTraining | NestedWidths | None = None
         if by_weight and kind in BY_WEIGHT:
-            nested = NestedTraining(model, opt, steps, **BY_WEIGHT[kind])  # type: ignore[arg-type]
+            nested = NestedTraining(model, opt, steps, **BY_WEIGHT[kind])
         elif kind in BY_WIDTH:
-            nested = NestedWidths(model, opt, steps, x, **BY_WIDTH[kind])  # type: ignore[arg-type]
+            nested = NestedWidths(model, opt, steps, x, **BY_WIDTH[kind])
         start = time.process_time()
         for _ in range(steps):
             opt.zero_grad()

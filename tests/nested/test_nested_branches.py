@@ -226,9 +226,9 @@ def test_the_whole_network_goes_on_alone(kind: type[nn.Module]) -> None:
 def test_the_path_gives_the_branches(kind: type[nn.Module]) -> None:
     net, opt, nested = make_widths(kind, **AT_ONCE)
     assert isinstance(opt, DessiLBI)
-    recorder = PathRecorder(net, opt)
+    recorder = PathRecorder(net, opt, nested=nested)
     train(net, opt, nested, 0, 8)
-    recorder.record(1, levels=nested.budget_ranks, followers=nested.dependents)
+    recorder.record(1)
     smallest = nested.mask(0.25)
     for budget in (0.0, 0.1, 0.3, 0.49, 0.5, 0.8, 1.0):
         mask = recorder.path.mask(density=budget)

@@ -7,6 +7,7 @@ import itertools
 import os
 import subprocess
 import sys
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 
@@ -133,32 +134,39 @@ def test_what_is_outside_of_a_width_feels_the_coupling_only() -> None:
 
 
 def test_the_networks_own_forward_runs_with_its_hooks() -> None:
-    """Stored values are those of the pass, also of a branch, which is a copy of the network."""
+    """For branches, too: what a loss reads of the network is of the pass that it is made for."""
     torch.manual_seed(0)
     net = Remembering().double()
     opt = torch.optim.SGD(net.parameters(), lr=0.1)
     nested = NestedWidths(net, opt, 10, batch(0)[0], distill=0.0)
-    seen: list[torch.Size] = []
-    calls = []
+    calls: list[int] = []
     for step in range(10):
         x, y = batch(step)
         opt.zero_grad()
         with torch.no_grad():
-            net(-x)
+            net(-x)  # an evaluation in between
         if step == 2:
             net.two.register_forward_hook(lambda *_: calls.append(1))
         calls.clear()
+        before = deepcopy(net.state_dict())
+        widths: list[int] = []
 
-        def loss(output: Tensor, y: Tensor = y) -> Tensor:
-            if net.h.requires_grad:
-                seen.append(net.h.shape)
+        def loss(output: Tensor, y: Tensor = y, widths: list[int] = widths) -> Tensor:
+            widths.append(net.h.shape[1])
             return cross_entropy(output, y) + net.h.square().mean()
 
         nested.backward(x, loss)
+        assert len(widths) == len(nested.budgets)
+        assert len(set(widths)) == len(widths), "narrow passes store narrow values"
+        assert len(calls) == (len(widths) if step >= 2 else 0)
+        if nested.budgets == (1.0,) or "branches/2/out.weight" in nested.state_dict():
+            alone = Remembering().double()  # nobody else moves the whole network
+            alone.load_state_dict(before)
+            value = cross_entropy(alone(x), y) + alone.h.square().mean()
+            grads = torch.autograd.grad(value, list(alone.parameters()))
+            for p, grad in zip(net.parameters(), grads, strict=True):
+                torch.testing.assert_close(p.grad, grad)
         opt.step()
-        if step == 2:
-            assert len(calls) == len(nested.budgets)
-    assert len({shape[1] for shape in seen}) > 1, "narrow passes store narrow values"
     assert nested.network(0.5)(x).shape == (16, 4)
 
 
@@ -225,9 +233,9 @@ def trained_path(
     net: nn.Module, opt: DessiLBI, nested: NestedWidths, folder: Path, steps: int = 6
 ) -> SolutionPath:
     """The path of some steps, as it comes back from its file."""
-    recorder = PathRecorder(net, opt)
+    recorder = PathRecorder(net, opt, nested=nested)
     train(net, opt, nested, 0, steps)
-    recorder.record(1, levels=nested.budget_ranks, followers=nested.dependents)
+    recorder.record(1)
     recorder.path.save(folder / "path.safetensors")
     return SolutionPath.load(folder / "path.safetensors")
 
@@ -407,9 +415,9 @@ def test_depthwise_convolutions_keep_their_channels() -> None:
 def test_a_layer_that_is_never_cut_takes_nothing_from_the_others() -> None:
     net, opt, nested = make_widths(Wide, exclude=())
     assert isinstance(opt, DessiLBI)
-    recorder = PathRecorder(net, opt)
+    recorder = PathRecorder(net, opt, nested=nested)
     train(net, opt, nested, 0, 3)
-    recorder.record(1, levels=nested.budget_ranks, followers=nested.dependents)
+    recorder.record(1)
     mask = nested.mask(0.5)
     assert [rows(mask, f"{name}.weight") for name in ("one", "two", "out")] == [20, 20, 100]
     for density in (0.05, 0.3, 0.7, 0.9):

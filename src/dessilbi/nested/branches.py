@@ -82,6 +82,10 @@ class Branch:
             return value
         return sliced(value, self.cut.params.get(name) if value.shape == p.shape else None).clone()
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Its parameters and buffers, for a pass by the whole network's forward."""
+        return dict(self.model.named_parameters()) | dict(self.model.named_buffers())
+
     def step(self) -> None:
         """Move, if there are gradients, and forget them."""
         for group, options in zip(self.opt.param_groups, self._options(), strict=True):

@@ -217,17 +217,15 @@ class NestedWidths(Nested):
     ) -> tuple[Any, Tensor]:
         """A pass of a narrower network, taught by the probabilities that another gives."""
         cut, branch = self._cut(rank), self._branches.by_rank.get(rank)
-        model, tensors = self._model, {}
-        if branch is not None:
-            model = branch.model
-        else:
-            tensors = cut.tensors(model)
-        output, value = forward(model, tensors, cut.arguments(arguments), loss)
+        # A branch's, too: what a loss reads of the model is then what this pass has stored there.
+        tensors = cut.tensors(self._model) if branch is None else branch.tensors()
+        output, value = forward(self._model, tensors, cut.arguments(arguments), loss)
         total = value
         if teacher is not None:
             distance = kl_div(log_softmax(output, 1), teacher, reduction="batchmean")
             total = (1 - self.distill) * value + self.distill * distance
-        add_gradients(total * weight, model.parameters(), average=average)
+        moved = self._model if branch is None else branch.model
+        add_gradients(total * weight, moved.parameters(), average=average)
         return output, value
 
     def _restrict(self, rank: int) -> None:
