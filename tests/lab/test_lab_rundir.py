@@ -338,8 +338,8 @@ def test_tensors_without_a_checksum_are_not_unpickled_either(begun: RunDir, tmp_
 
 
 UNSAFE_MODULES = {"pickle", "cPickle", "_pickle", "dill", "joblib", "shelve", "marshal"}
-# CIFAR-10 is published as pickles: opened only by checksum, and by a reader that builds arrays.
-CHECKED = {"lab/data/cifar10.py", "paper/sweep/work.py"}
+# A sweep hands work to processes of its own through a pipe that nobody else writes to.
+CHECKED = {"paper/cost.py", "paper/sweep/work.py", "paper/sweep/executors.py"}
 
 
 def _unsafe(tree: ast.AST) -> list[str]:

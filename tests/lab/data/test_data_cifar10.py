@@ -1,8 +1,6 @@
 import gzip
 import hashlib
 import io
-import os
-import pickle
 import tarfile
 from pathlib import Path
 
@@ -15,11 +13,6 @@ from PIL import Image
 from dessilbi.lab.data import DataError, PadCropFlip, batches, cifar10, image_tree, load_dataset
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*cannot be compared with published ones")
-
-
-def python_batch(pixels, labels):
-    # Protocol 4 is the newest that names the same constructors as the published Python 2 files.
-    return pickle.dumps({"data": pixels, "labels": labels.tolist()}, protocol=4)
 
 
 def assert_holds(data, sets):
@@ -49,39 +42,24 @@ def binary_files(sets):
     return {f"cifar-10-batches-bin/{name}.bin": binary_batch(*sets[name]) for name in sets}
 
 
-@pytest.fixture
-def python_files(sets, monkeypatch):
-    """Tiny python batches, published as far as the table of checksums is concerned."""
-    files = {name: python_batch(*sets[name]) for name in sets}
-    for name, content in files.items():
-        monkeypatch.setitem(cifar10.PYTHON_MD5, name, hashlib.md5(content).hexdigest())
-    return {f"cifar-10-batches-py/{name}": content for name, content in files.items()}
-
-
 @pytest.mark.parametrize("place", [".", "cifar10"])
-def test_binary_and_python_batches(tmp_path, sets, binary_files, python_files, place):
-    for files in (binary_files, python_files):
-        folder = tmp_path / f"{len(files)}-{next(iter(files)).split('/')[0]}"
-        write_files(folder / place, files)
-        assert_holds(load_dataset("cifar10", data_dir=folder), sets)
-        # and when the folder of the batches itself is named
-        assert_holds(
-            load_dataset("cifar10", data_dir=(folder / place / next(iter(files))).parent), sets
-        )
+def test_binary_batches(tmp_path, sets, binary_files, place):
+    write_files(tmp_path / place, binary_files)
+    assert_holds(load_dataset("cifar10", data_dir=tmp_path), sets)
+    # and when the folder of the batches itself is named
+    folder = tmp_path / place / "cifar-10-batches-bin"
+    assert_holds(load_dataset("cifar10", data_dir=folder), sets)
 
 
-def test_archives_are_read_in_place_and_kept(
-    tmp_path, sets, binary_files, python_files, monkeypatch
-):
-    for name, files in (("binary", binary_files), ("python", python_files)):
-        folder = tmp_path / name
-        folder.mkdir()
-        write_tar(folder / f"cifar-10-{name}.tar.gz", files)
-        assert_holds(load_dataset("cifar10", data_dir=folder), sets)
-        assert [path.name for path in folder.iterdir()] == [f"cifar-10-{name}.tar.gz"]
-    assert len(list((tmp_path / "cache" / "decoded").iterdir())) == 2
+def test_an_archive_is_read_in_place_and_kept(tmp_path, sets, binary_files, monkeypatch):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    write_tar(folder / "cifar-10-binary.tar.gz", binary_files)
+    assert_holds(load_dataset("cifar10", data_dir=folder), sets)
+    assert [path.name for path in folder.iterdir()] == ["cifar-10-binary.tar.gz"]
+    assert len(list((tmp_path / "cache" / "decoded").iterdir())) == 1
     monkeypatch.setattr(cifar10, "members", None)  # the second time, the archive is not opened
-    assert_holds(load_dataset("cifar10", data_dir=tmp_path / "binary"), sets)
+    assert_holds(load_dataset("cifar10", data_dir=folder), sets)
 
 
 def test_colour_is_normalised_and_augmented_by_default(tmp_path, sets, binary_files):
@@ -93,38 +71,6 @@ def test_colour_is_normalised_and_augmented_by_default(tmp_path, sets, binary_fi
     np.testing.assert_allclose(x.numpy(), (pixels - mean) / std, atol=1e-12)
     assert data.augmentation == PadCropFlip(pad=4)
     assert data.classes == CIFAR_CLASSES
-
-
-def test_a_pickle_with_another_checksum_is_never_opened(tmp_path, python_files, monkeypatch):
-    class Bomb:
-        def __reduce__(self):
-            return (os.mkdir, (str(tmp_path / "exploded"),))
-
-    bomb = pickle.dumps({"data": Bomb(), "labels": []})
-    write_files(tmp_path, python_files | {"cifar-10-batches-py/data_batch_3": bomb})
-    with pytest.raises(DataError, match=r"data_batch_3: its MD5 is .*was not opened.*--download"):
-        load_dataset("cifar10", data_dir=tmp_path)
-    # Even past the checksum, a pickle may build arrays only.
-    monkeypatch.setitem(cifar10.PYTHON_MD5, "data_batch_3", hashlib.md5(bomb).hexdigest())
-    with pytest.raises(DataError, match=r"asks for (posix|nt)\.mkdir"):
-        load_dataset("cifar10", data_dir=tmp_path)
-    assert not (tmp_path / "exploded").exists()
-
-
-def test_python_2_pickles_of_the_published_kind_open(sets, monkeypatch):
-    """As Python 2 wrote them: protocol 2, byte strings as text, numpy's old module names."""
-    pixels, labels = sets["test_batch"]
-    raw = pixels.tobytes()
-    state = b"(K\x01K\x04M\x00\x0c\x86cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R"
-    state += b"(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89"
-    state += b"T" + len(raw).to_bytes(4, "little") + raw + b"tb"
-    array = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R" + state
-    names = b"](" + b"".join(b"K" + bytes([label]) for label in labels) + b"e"
-    content = b"\x80\x02}(U\x04data" + array + b"U\x06labels" + names + b"u."
-    monkeypatch.setitem(cifar10.PYTHON_MD5, "test_batch", hashlib.md5(content).hexdigest())
-    images, found = cifar10._parse_python("test_batch", content, Path("folder"))
-    np.testing.assert_array_equal(images, pixels)
-    assert found.tolist() == labels.tolist()
 
 
 @pytest.mark.parametrize(

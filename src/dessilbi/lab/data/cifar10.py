@@ -1,11 +1,8 @@
-"""CIFAR-10 in whatever form it is found: binary or python batches, images, or an archive."""
+"""CIFAR-10 as it is found: binary batches or image files, in folders or in an archive."""
 
 import hashlib
-import io
-import pickle
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,21 +20,9 @@ CLASSES = (
     "dog", "frog", "horse", "ship", "truck",
 )  # fmt: skip
 
-# A pickle is a program: these are opened only when they are, byte for byte, the published ones.
-PYTHON_MD5 = {
-    "data_batch_1": "c99cafc152244af753f735de768cd75f",
-    "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
-    "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
-    "data_batch_4": "634d18415352ddfa80567beed471001a",
-    "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
-    "test_batch": "40351d587109b95175f43aff81a1287e",
-}
-_BINARY_FILES = tuple(f"{stem}.bin" for stem in PYTHON_MD5)
-_PYTHON_FILES = tuple(PYTHON_MD5)
+_FILES = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")
 _PIXELS = 3 * 32 * 32
 _LARGEST_BATCH = 64 << 20  # bytes; the published batches have 31 million
-
-Arrays = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 
 def read_cifar10(data_dir: str | Path | None, fetch: bool) -> RawSet:
@@ -60,8 +45,8 @@ def read_cifar10(data_dir: str | Path | None, fetch: bool) -> RawSet:
     if raw is None:
         raise missing(
             "cifar10",
-            "cifar-10-batches-bin/, cifar-10-batches-py/, train/<class>/*.jpg, "
-            "cifar-10-binary.tar.gz, cifar-10-python.tar.gz or cifar10-jpeg.tar.gz",
+            "cifar-10-batches-bin/, train/<class>/*.jpg, cifar-10-binary.tar.gz or "
+            "cifar10-jpeg.tar.gz",
             folders,
             f"Run again with --download ({download.megabytes('cifar10')}), "
             "or name the folder in --data-dir or DESSILBI_DATA.",
@@ -77,10 +62,7 @@ def _read_first(folders: Sequence[Path]) -> RawSet | None:
     forms: list[tuple[str, Callable[[Path], RawSet]]] = [
         ("cifar-10-batches-bin", _binary_folder),
         ("data_batch_1.bin", lambda file: _binary_folder(file.parent)),
-        ("cifar-10-batches-py", _python_folder),
-        ("data_batch_1", lambda file: _python_folder(file.parent)),
         ("cifar-10-binary.tar.gz", _binary_archive),
-        ("cifar-10-python.tar.gz", _python_archive),
         *((f"train/{name}", lambda sub: _image_folder(sub.parent.parent)) for name in CLASSES),
         ("cifar10-jpeg.tar.gz", _image_archive),
     ]
@@ -92,23 +74,17 @@ def _read_first(folders: Sequence[Path]) -> RawSet | None:
 
 
 def _binary_folder(folder: Path) -> RawSet:
-    return _join(_files(folder, _BINARY_FILES), _BINARY_FILES, folder, _parse_binary)
-
-
-def _python_folder(folder: Path) -> RawSet:
-    return _join(_files(folder, _PYTHON_FILES), _PYTHON_FILES, folder, _parse_python)
+    try:
+        files = {name: (folder / name).read_bytes() for name in _FILES if (folder / name).exists()}
+    except OSError as error:
+        raise DataError(f"{folder} cannot be read: {error}") from error
+    return _join(files, folder)
 
 
 def _binary_archive(path: Path) -> RawSet:
     def build() -> RawSet:
-        return _join(_archived(path, _BINARY_FILES), _BINARY_FILES, path, _parse_binary)
-
-    return _cached_archive(path, build, str(path))
-
-
-def _python_archive(path: Path) -> RawSet:
-    def build() -> RawSet:
-        return _join(_archived(path, _PYTHON_FILES), _PYTHON_FILES, path, _parse_python)
+        found = members(path, lambda member: member.name in _FILES, _LARGEST_BATCH)
+        return _join({name.name: content for name, content in found}, path)
 
     return _cached_archive(path, build, str(path))
 
@@ -140,30 +116,11 @@ def _cached_archive(path: Path, build: Callable[[], RawSet], source: str) -> Raw
     return cached("cifar10", fingerprint, source, build)
 
 
-def _files(folder: Path, names: tuple[str, ...]) -> dict[str, bytes]:
-    """The batch files of a folder, by name."""
-    try:
-        return {name: (folder / name).read_bytes() for name in names if (folder / name).exists()}
-    except OSError as error:
-        raise DataError(f"{folder} cannot be read: {error}") from error
-
-
-def _archived(path: Path, names: tuple[str, ...]) -> dict[str, bytes]:
-    """The batch files of an archive, by name."""
-    found = members(path, lambda member: member.name in names, _LARGEST_BATCH)
-    return {name.name: content for name, content in found}
-
-
-def _join(
-    files: Mapping[str, bytes],
-    names: tuple[str, ...],
-    origin: Path,
-    parse: Callable[[str, bytes, Path], Arrays],
-) -> RawSet:
+def _join(files: Mapping[str, bytes], origin: Path) -> RawSet:
     """Parse the six batches: five make the training set, the last is the test set."""
-    if absent := [name for name in names if name not in files]:
+    if absent := [name for name in _FILES if name not in files]:
         raise damaged(origin, f"it has no {', '.join(absent)}")
-    parts = [parse(name, files[name], origin) for name in names]
+    parts = [_parse(files[name], origin / name) for name in _FILES]
     images = [torch.from_numpy(part[0].reshape(-1, 3, 32, 32)) for part in parts]
     labels = [torch.from_numpy(part[1]) for part in parts]
     return RawSet(
@@ -171,50 +128,15 @@ def _join(
     )
 
 
-def _parse_binary(name: str, content: bytes, origin: Path) -> Arrays:
+def _parse(content: bytes, path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Records of one label byte and 3,072 pixel bytes."""
     if not content or len(content) % (1 + _PIXELS):
         raise damaged(
-            origin / name,
+            path,
             f"it has {len(content):,} bytes, no whole number of {1 + _PIXELS:,}-byte records",
         )
     records = np.frombuffer(content, np.uint8).reshape(-1, 1 + _PIXELS)
-    return _checked(records[:, 1:].copy(), records[:, 0].astype(np.int64), origin / name)
-
-
-def _parse_python(name: str, content: bytes, origin: Path) -> Arrays:
-    """A pickled dictionary of Python 2, opened only after its checksum was found right."""
-    found, expected = hashlib.md5(content, usedforsecurity=False).hexdigest(), PYTHON_MD5[name]
-    if found != expected:
-        raise damaged(
-            origin / name, f"its MD5 is {found}, not {expected}, so the pickle was not opened"
-        )
-    batch = _ArraysOnly(io.BytesIO(content), encoding="latin1").load()
-    images = np.array(batch["data"], dtype=np.uint8)
-    return _checked(images, np.array(batch["labels"], dtype=np.int64), origin / name)
-
-
-def _checked(images: NDArray[np.uint8], labels: NDArray[np.int64], path: Path) -> Arrays:
-    if images.shape != (len(labels), _PIXELS):
-        raise damaged(path, f"it has images {images.shape} for {len(labels):,} labels")
-    if labels.min() < 0 or labels.max() >= len(CLASSES):
+    labels = records[:, 0].astype(np.int64)
+    if labels.max() >= len(CLASSES):
         raise damaged(path, f"its labels go from {labels.min()} to {labels.max()}, must be in 0..9")
-    return images, labels
-
-
-class _ArraysOnly(pickle.Unpickler):
-    """A second lock behind the checksum: a pickle may build numpy arrays and nothing else."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        """Resolve the three names that a pickled array needs."""
-        # numpy's own constructor, taken from an array: where it lives differs between versions.
-        reconstruct = np.empty(0).__reduce__()[0]
-        allowed = {
-            ("numpy.core.multiarray", "_reconstruct"): reconstruct,
-            ("numpy._core.multiarray", "_reconstruct"): reconstruct,
-            ("numpy", "ndarray"): np.ndarray,
-            ("numpy", "dtype"): np.dtype,
-        }
-        if (module, name) not in allowed:
-            raise DataError(f"a CIFAR-10 batch asks for {module}.{name}, which it may not use")
-        return allowed[module, name]
+    return records[:, 1:].copy(), labels

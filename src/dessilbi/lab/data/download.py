@@ -1,11 +1,9 @@
 """Fetch official files with pooch: checked against their published checksums, never half there."""
 
 import os
-import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Self
 
 from dessilbi.lab.data.errors import DataError, require
 
@@ -85,45 +83,18 @@ def fetch(name: str, folder: Path) -> None:
 def _stream(remote: Remote, url: str, temporary: str, _pooch: object) -> None:
     """Copy ``url`` to pooch's temporary file; pooch's own downloader leaves failed sockets open."""
     requests = require("requests", purpose="--download", install="dessilbi[lab]")
+    from rich.console import Console
+    from rich.progress import Progress
+
     # identity: a server that declares .gz files as an encoding would have them unpacked on the way.
     headers = {"Accept-Encoding": "identity"}
     with (
         requests.get(url, stream=True, timeout=_TIMEOUT, headers=headers) as response,
         open(temporary, "wb") as file,
-        Progress(remote.file, remote.size) as progress,
+        Progress(console=Console(stderr=True)) as progress,
     ):
         response.raise_for_status()
+        task = progress.add_task(remote.file, total=remote.size)
         for chunk in response.iter_content(_CHUNK):
             file.write(chunk)
-            progress.update(len(chunk))
-
-
-class Progress:
-    """A line on stderr: redrawn as bytes arrive on a terminal, elsewhere written at the end."""
-
-    def __init__(self, label: str, size: int) -> None:
-        self.label = label
-        self.size = size
-        self.done = 0
-        self._shown = ""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.done:
-            self._draw()
-            print(file=sys.stderr)
-
-    def update(self, amount: int) -> None:
-        """Count ``amount`` more bytes."""
-        self.done += amount
-        if sys.stderr.isatty():
-            self._draw()
-
-    def _draw(self) -> None:
-        text = f"{self.label}  {100 * self.done // self.size:3d} %  {self.done / 1e6:.1f} MB"
-        if text != self._shown:  # a terminal is slower than a network
-            start = "\r" if sys.stderr.isatty() else ""
-            print(start + text, end="", file=sys.stderr, flush=True)
-        self._shown = text
+            progress.advance(task, len(chunk))
