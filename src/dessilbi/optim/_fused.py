@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _NO_TWIN, _LASSO, _GROUP_LASSO = 0, 1, 2
 
 # Mirrors TensorView of the kernel.
-_POINTERS = ("w", "g", "v", "buf", "lambds", "moves", "norms")
+_POINTERS = ("w", "g", "v", "buf", "lambds", "update_mask", "norms")
 _INTEGERS = ("outer", "groups", "inner", "penalty")
 _TENSOR = np.dtype([(n, np.int64) for n in (*_POINTERS, *_INTEGERS)] + [("lambd", np.float64)])
 
@@ -91,7 +91,7 @@ def native(items: Sequence[Item], o: Options) -> None:
 
 def _row(item: Item, made: list[Tensor]) -> tuple[float, ...] | None:
     """A tensor as the kernel sees it; ``None`` if the kernel cannot take it."""
-    W, grad, twin, buffer, moves = item
+    W, grad, twin, buffer, update_mask = item
     dtype, stride = W.dtype, W.stride()
     if dtype is not torch.float32 and dtype is not torch.float64:
         return None
@@ -116,7 +116,7 @@ def _row(item: Item, made: list[Tensor]) -> tuple[float, ...] | None:
             lambd = penalty.lambd
     if buffer is not None and (buffer.stride() != stride or buffer.dtype is not dtype):
         return None
-    if moves is not None and moves.stride() != stride:
+    if update_mask is not None and update_mask.stride() != stride:
         return None
     layout = layout_in_memory(W.shape, stride, dim)
     if layout is None:
@@ -125,7 +125,7 @@ def _row(item: Item, made: list[Tensor]) -> tuple[float, ...] | None:
         grad = torch.empty_like(W).copy_(grad)
         made.append(grad)
     buf = 0 if buffer is None else buffer.data_ptr()
-    where = 0 if moves is None else moves.data_ptr()
+    where = 0 if update_mask is None else update_mask.data_ptr()
     return (W.data_ptr(), grad.data_ptr(), v, buf, lambds, where, norms, *layout, kind, lambd)
 
 

@@ -24,8 +24,8 @@ def step_group(
     vs: list[Tensor | None],
     buffers: list[Tensor | None],
     scales: list[Tensor | None],
-    resting: list[Tensor],
-    moves: Mapping[Tensor, Tensor],
+    frozen_duals: list[Tensor],
+    update_masks: Mapping[Tensor, Tensor],
 ) -> None:
     """Choose the implementation for one group and run it.
 
@@ -36,14 +36,14 @@ def step_group(
         vs: V where there is a twin,
         buffers: momentum buffers where there is momentum,
         scales: thresholds' factors where they are kept.
-        resting: V of tied parameters that are not stepped but count in the norms.
-        moves: where the loss may move a parameter, if not everywhere.
+        frozen_duals: V of tied parameters that are not stepped but count in the norms.
+        update_masks: where the loss may move a parameter, if not everywhere.
     """
     twins = [_twin(p, v, scale, group) for p, v, scale in zip(params, vs, scales, strict=True)]
     if group["tied"]:
-        twins = _tied(cast("list[Twin]", twins), resting, group["group_dim"])
+        twins = _tied(cast("list[Twin]", twins), frozen_duals, group["group_dim"])
     items = [
-        Item(p, grad, twin, buffer, moves.get(p) if moves else None)
+        Item(p, grad, twin, buffer, update_masks.get(p) if update_masks else None)
         for p, grad, twin, buffer in zip(params, grads, twins, buffers, strict=True)
     ]
     numbers = {name: group[name] for name in Options.__dataclass_fields__}
@@ -66,13 +66,13 @@ def _twin(p: Tensor, v: Tensor | None, scale: Tensor | None, group: dict[str, An
     return None if v is None or penalty is None else Twin(v, penalty)
 
 
-def _tied(twins: list[Twin], resting: list[Tensor], dim: int) -> list[Twin | None]:
+def _tied(twins: list[Twin], frozen_duals: list[Tensor], dim: int) -> list[Twin | None]:
     """The twins of a tied group, their norms taken before any of them is stepped."""
     if not twins:
         return []
     alone = [cast("GroupLasso", twin.penalty) for twin in twins]
     duals = [twin.V for twin in twins]
-    return list(map(Twin, duals, tie(alone, duals, resting, dim)))
+    return list(map(Twin, duals, tie(alone, duals, frozen_duals, dim)))
 
 
 def penalty_of(p: Tensor, group: dict[str, Any], scale: Tensor | None) -> Penalty | None:

@@ -29,7 +29,7 @@ struct TensorView {
     void *v;            // dual variable, updated; null without a twin
     void *buf;          // momentum buffer, updated; null without momentum
     const void *lambds; // thresholds: null (use lambd), one number (Lasso) or one a group
-    const uint8_t *moves; // where the loss moves a weight: null (everywhere) or one byte a weight, 0 or 1
+    const uint8_t *update_mask; // where the loss moves a weight: null (everywhere) or one byte a weight, 0 or 1
     const void *norms; // of the groups of V_k: null (take them here) or one a group, if others are part of them
     int64_t outer, groups, inner;
     int64_t penalty;
@@ -160,7 +160,7 @@ void step_groups(const TensorView &t, int64_t begin, int64_t end, const Coeffici
     T *w = static_cast<T *>(t.w), *v = static_cast<T *>(t.v), *buf = static_cast<T *>(t.buf);
     const T *g = static_cast<const T *>(t.g), *lambds = static_cast<const T *>(t.lambds),
             *norms = static_cast<const T *>(t.norms);
-    const uint8_t *moves = t.moves;
+    const uint8_t *moves = t.update_mask;
     auto at = [](auto *p, int64_t i) { return p ? p + i : p; };
 
     if (t.penalty == kNoTwin) {
@@ -225,8 +225,8 @@ void step(const TensorView *tensors, int64_t count, const Options &options, int6
         for (size_t i; (i = next.fetch_add(1)) < tasks.size();) {
             const Task &task = tasks[i];
             const TensorView &t = *task.tensor;
-            auto run = t.buf ? (t.moves ? step_groups<T, true, true> : step_groups<T, true, false>)
-                             : (t.moves ? step_groups<T, false, true> : step_groups<T, false, false>);
+            auto run = t.buf ? (t.update_mask ? step_groups<T, true, true> : step_groups<T, true, false>)
+                             : (t.update_mask ? step_groups<T, false, true> : step_groups<T, false, false>);
             run(t, task.begin, task.end, k);
         }
     };

@@ -41,13 +41,13 @@ class Reference:
         self.V = torch.zeros_like(self.W)
         self.Gamma = torch.zeros_like(self.W)
 
-    def step(self, grad: Tensor, moves: Tensor | None = None) -> None:
+    def step(self, grad: Tensor, update_mask: Tensor | None = None) -> None:
         """One iteration, Eq. (SLBI-iterate1) to (SLBI-iterate3) with the stochastic variants.
 
-        Where ``moves`` is False, W feels the coupling only and the momentum buffer rests.
+        Where ``update_mask`` is False, W feels the coupling only and the momentum buffer rests.
         """
         W, V, Gamma = self.W, self.V, self.Gamma
-        resting = torch.zeros_like(W) if self.buffer is None else self.buffer
+        before = torch.zeros_like(W) if self.buffer is None else self.buffer
         alpha = self.lr / self.kappa
 
         gradient = -grad if self.maximize else grad
@@ -72,10 +72,10 @@ class Reference:
         self.W = W - self.lr * direction
         if self.decoupled_weight_decay:
             self.W = self.W - self.weight_decay * W
-        if moves is not None:
-            self.W = torch.where(moves, self.W, W - self.lr * C)
+        if update_mask is not None:
+            self.W = torch.where(update_mask, self.W, W - self.lr * C)
             if self.buffer is not None:
-                self.buffer = torch.where(moves, self.buffer, resting)
+                self.buffer = torch.where(update_mask, self.buffer, before)
         self.V = V + alpha * C
         self.Gamma = self.kappa * self.prox(self.V)
 

@@ -7,8 +7,8 @@
 ``direction`` is the gradient, with L2 decay and momentum as in torch.optim.SGD. All right-hand
 sides use the old W and V. Gradients are never changed. :mod:`._reference` spells it out literally.
 
-A tensor that only some weights of may follow the loss (``Item.moves``, see DessiLBI.restrict) takes
-the coupling everywhere and ``direction`` there.
+A tensor with an update mask (see DessiLBI.restrict) takes ``direction`` only where it is true, and
+the coupling everywhere.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Item(NamedTuple):
     twin: Twin | None
     buffer: Tensor | None
     """Momentum buffer; ``None`` without momentum."""
-    moves: Tensor | None = None
+    update_mask: Tensor | None = None
     """Where the loss moves W (boolean, shaped as W); ``None``: everywhere."""
 
 
@@ -80,8 +80,8 @@ def single_tensor(items: Sequence[Item], o: Options) -> None:
     """The loop: one tensor after the other."""
     inside = o.coupling == "momentum"
     for item in items:
-        if item.moves is not None:
-            _restricted(item, item.moves, o)
+        if item.update_mask is not None:
+            _restricted(item, item.update_mask, o)
             continue
         W, grad, twin, buffer, _ = item
         direction = -grad if o.maximize else grad
@@ -109,7 +109,7 @@ def single_tensor(items: Sequence[Item], o: Options) -> None:
             _add_scaled(twin.V, gap, o.lr / (o.kappa * o.nu))
 
 
-def _restricted(item: Item, moves: Tensor, o: Options) -> None:
+def _restricted(item: Item, update_mask: Tensor, o: Options) -> None:
     """One tensor that the loss moves in part: elsewhere only the coupling acts, momentum rests."""
     W, grad, twin, buffer, _ = item
     step = torch.add(-grad if o.maximize else grad, W, alpha=o.l2)
@@ -119,12 +119,12 @@ def _restricted(item: Item, moves: Tensor, o: Options) -> None:
     if buffer is not None:
         carried = torch.add(step, buffer, alpha=o.momentum)
         step = step.add(carried, alpha=o.momentum) if o.nesterov else carried
-        buffer.copy_(torch.where(moves, carried, buffer))
+        buffer.copy_(torch.where(update_mask, carried, buffer))
     if o.coupling == "direct":
         step = step + C
-    step = o.lr * torch.where(moves, step, C)
+    step = o.lr * torch.where(update_mask, step, C)
     if o.decoupled_weight_decay:
-        step = step + o.decay * torch.where(moves, W, 0)
+        step = step + o.decay * torch.where(update_mask, W, 0)
     W.sub_(step)
     if twin is not None:
         twin.V.add_((o.lr / o.kappa) * C)
@@ -132,8 +132,8 @@ def _restricted(item: Item, moves: Tensor, o: Options) -> None:
 
 def multi_tensor(items: Sequence[Item], o: Options) -> None:
     """The same with torch's foreach kernels: few launches for many tensors."""
-    single_tensor([item for item in items if item.moves is not None], o)
-    items = [item for item in items if item.moves is None]
+    single_tensor([item for item in items if item.update_mask is not None], o)
+    items = [item for item in items if item.update_mask is None]
     if not items:
         return
     inside = o.coupling == "momentum"

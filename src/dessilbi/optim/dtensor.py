@@ -94,8 +94,8 @@ def _local_item(item: Item) -> Item:
             penalty = replace(penalty, lambd=_local(penalty.lambd))
         twin = Twin(_local(twin.V), penalty)
     buffer = None if item.buffer is None else _local(item.buffer)
-    moves = None if item.moves is None else _local(item.moves)
-    return Item(_local(item.W), _local(item.grad), twin, buffer, moves)
+    update_mask = None if item.update_mask is None else _local(item.update_mask)
+    return Item(_local(item.W), _local(item.grad), twin, buffer, update_mask)
 
 
 def _local(t: Tensor) -> Tensor:

@@ -14,16 +14,13 @@ from dessilbi.graph.names import named_weights
 from . import dtensor
 from ._group_step import penalty_of, step_group
 from ._options import DEFAULTS, at_least_zero, check_group, check_options, check_params
+from ._state import check_fit, init_state, new_scale, new_v, only_asks_for_state, restored
 from .prox import (
     GroupLasso,
     LambdScale,
     Penalty,
     TiedGroupLasso,
-    along,
-    init_scale,
-    joint_init_scale,
     resolve_penalty,
-    scale_shape,
     tie,
 )
 
@@ -145,7 +142,7 @@ class DessiLBI(Optimizer):
     def twins(self) -> Iterator[tuple[str, Tensor]]:
         """Name and tensor of each parameter that has a twin, in order.
 
-        A parameter that was given without a name is called by its place: ``"0.3"`` is the fourth
+        A parameter that was given without a name is called by its position: ``"0.3"`` is the fourth
         of the first group.
         """
         for i, group in enumerate(self.param_groups):
@@ -187,9 +184,9 @@ class DessiLBI(Optimizer):
         return dict(zip(params, joint, strict=True))
 
     def _scale(self, p: Tensor, group: dict[str, Any]) -> Tensor | None:
-        scale = self.state[p].get("lambd_scale") if p in self.state else None
+        scale = self.state.get(p, {}).get("lambd_scale")
         if scale is None and group["lambd_scale"] == "init":
-            return self._new_scale(p, group)
+            return new_scale(p, group, self.state)
         return cast("Tensor | None", scale)
 
     @torch.no_grad()
@@ -201,11 +198,15 @@ class DessiLBI(Optimizer):
     @torch.no_grad()
     def support(self, p: Tensor) -> Tensor:
         """Boolean mask, shaped as p: where Gamma is not zero. Groups are in or out as a whole."""
-        support = self._support(p)
+        return self._own_mask(p, self.penalty(p))
+
+    def _own_mask(self, p: Tensor, penalty: Penalty) -> Tensor:
+        support = penalty.support(self._v(p))  # the weights of a filter share one element
         if dtensor.is_dtensor(p):
             return support.clone()
         return torch.empty_like(p, dtype=torch.bool, requires_grad=False).copy_(support)
 
+    @torch.no_grad()
     def mask(self, model: nn.Module | None = None) -> dict[str, Tensor]:
         """The support of Gamma by parameter name: the subnetwork of now.
 
@@ -215,42 +216,38 @@ class DessiLBI(Optimizer):
             model: gives the names; needed if the optimizer was made without, as by
                 ``model.parameters()``.
         """
-        names = {} if model is None else {p: name for name, p in named_weights(model).items()}
+        names: dict[Tensor, str] = {}
+        if model is not None:
+            names = {p: name for name, p in named_weights(model).items()}
+        else:
+            for group in self.param_groups:
+                names |= zip(group["params"], group.get("param_names", ()), strict=False)
         found = {}
-        for group in self.param_groups:
-            given = dict(zip(group["params"], group.get("param_names", ()), strict=False))
-            for p in group["params"]:
-                if resolve_penalty(group["penalty"], p.ndim) is None:
-                    continue
-                known = given if model is None else names
-                if p not in known:
-                    way_out = "opt.mask(model)" if model is None else "the model that it trains"
-                    raise ValueError(
-                        f"parameter {self._name(p)} of the optimizer has no name; use {way_out}"
-                    )
-                found[known[p]] = self.support(p)
+        for p, penalty in self.penalties().items():
+            if p not in names:
+                way_out = "opt.mask(model)" if model is None else "the model that it trains"
+                raise ValueError(
+                    f"parameter {self._name(p)} of the optimizer has no name; use {way_out}"
+                )
+            found[names[p]] = self._own_mask(p, penalty)
         return found
-
-    def _support(self, p: Tensor) -> Tensor:
-        """The same to look at only: the weights of a filter share one element."""
-        return self.penalty(p).support(self._v(p))
 
     @torch.no_grad()
     def density(self, p: Tensor | None = None) -> float:
         """Fraction of weights in the support of Gamma: of p, or of all weights with a twin."""
-        chosen = [p] if p is not None else [q for _, q in self.twins()]
-        total = sum(q.numel() for q in chosen)
-        kept = sum(dtensor.count(self._support(q)) for q in chosen)
+        penalties = self.penalties() if p is None else {p: self.penalty(p)}
+        total = sum(q.numel() for q in penalties)
+        kept = sum(dtensor.count(one.support(self._v(q))) for q, one in penalties.items())
         return kept / total if total else 0.0
 
     # ------------------------------------------------------------------ the step
 
     # Not part of the state: whoever restricts does so before each step.
-    _moves: Mapping[Tensor, Tensor] = MappingProxyType({})
+    _update_masks: Mapping[Tensor, Tensor] = MappingProxyType({})
     # The options that were last checked, by group.
     _checked: Mapping[int, list[Any]] = MappingProxyType({})
 
-    def restrict(self, moves: Mapping[Tensor, Tensor]) -> None:
+    def restrict(self, update_masks: Mapping[Tensor, Tensor]) -> None:
         """Let the loss move only some weights, until the next call; ``{}`` frees all.
 
         Elsewhere gradient, weight decay and momentum rest (the buffer keeps its value), while the
@@ -258,10 +255,10 @@ class DessiLBI(Optimizer):
         weights. See :class:`dessilbi.NestedTraining`.
 
         Args:
-            moves: by parameter, a boolean tensor shaped as it: True where the loss acts.
+            update_masks: by parameter, a boolean tensor shaped as it: True where the loss acts.
         """
         own = {p for group in self.param_groups for p in group["params"]}
-        for p, where in moves.items():
+        for p, where in update_masks.items():
             if p not in own:
                 self._group_of(p)  # says so
             if where.dtype is not torch.bool or where.shape != p.shape:
@@ -269,7 +266,7 @@ class DessiLBI(Optimizer):
                     f"restrict needs a bool tensor of shape {tuple(p.shape)} for parameter "
                     f"{self._name(p)}, got {where.dtype} of shape {tuple(where.shape)}"
                 )
-        self._moves = dict(moves)
+        self._update_masks = dict(update_masks)
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -295,11 +292,11 @@ class DessiLBI(Optimizer):
             vs: list[Tensor | None] = []
             buffers: list[Tensor | None] = []
             scales: list[Tensor | None] = []
-            resting: list[Tensor] = []
-            self._init_group(group, params, grads, vs, buffers, scales, resting)
-            ready.append((group, params, grads, vs, buffers, scales, resting))
-        for group, params, grads, vs, buffers, scales, resting in ready:
-            step_group(group, params, grads, vs, buffers, scales, resting, self._moves)
+            frozen_duals: list[Tensor] = []
+            self._init_group(group, params, grads, vs, buffers, scales, frozen_duals)
+            ready.append((group, params, grads, vs, buffers, scales, frozen_duals))
+        for group, params, grads, vs, buffers, scales, frozen_duals in ready:
+            step_group(group, params, grads, vs, buffers, scales, frozen_duals, self._update_masks)
         return loss
 
     def _init_group(
@@ -310,7 +307,7 @@ class DessiLBI(Optimizer):
         vs: list[Tensor | None],
         buffers: list[Tensor | None],
         scales: list[Tensor | None],
-        resting: list[Tensor],
+        frozen_duals: list[Tensor],
     ) -> None:
         # torch.compile runs this method, by its name, outside of the traced graph.
         self._check_changed(group)
@@ -318,7 +315,7 @@ class DessiLBI(Optimizer):
             self._check_fit(p, group)
             if p.grad is None:
                 if group["tied"] and "v" in self.state.get(p, {}):
-                    resting.append(self.state[p]["v"])  # not stepped, but a part of the norms
+                    frozen_duals.append(self.state[p]["v"])  # not stepped, but a part of the norms
                 continue
             if p.grad.is_sparse:
                 raise RuntimeError(
@@ -326,8 +323,9 @@ class DessiLBI(Optimizer):
                     "make the layer with sparse=False, or give it to torch.optim.SparseAdam"
                 )
             fresh = p not in self.state
-            self._init_state(p, group)
-            if fresh and _only_asks_for_state(p, group["lr"]):
+            _ = self.state[p]  # even if it stays empty: torch.distributed.checkpoint wants it
+            init_state(p, group, self.state)
+            if fresh and only_asks_for_state(p, group["lr"]):
                 continue
             state = self.state.get(p, {})
             params.append(p)
@@ -347,60 +345,12 @@ class DessiLBI(Optimizer):
             self._checked = {**self._checked, id(group): options}
 
     def _check_fit(self, p: Tensor, group: dict[str, Any]) -> None:
-        """Refuse a parameter whose data was replaced by a tensor that its state does not fit."""
-        state, shape, device = self.state.get(p, {}), p.shape, p.device
-        tensors = p.grad, self._moves.get(p), state.get("v"), state.get("momentum_buffer")
-        for what, tensor in zip(_MUST_FIT, tensors, strict=True):
-            if tensor is not None and (tensor.shape != shape or tensor.device != device):
-                raise ValueError(
-                    f"the {what} of parameter {self._name(p)} has shape {tuple(tensor.shape)} on "
-                    f"{tensor.device}, the parameter {tuple(shape)} on {device}: it was replaced "
-                    "after a step; make a new optimizer for it"
-                )
-        scale = state.get("lambd_scale")
-        if scale is not None and group["lambd_scale"] == "init":
-            kind = resolve_penalty(group["penalty"], p.ndim)
-            if kind is not None and scale.shape != scale_shape(kind, p.shape, group["group_dim"]):
-                raise ValueError(
-                    f"the thresholds of parameter {self._name(p)} were taken at the first step for "
-                    f"groups of shape {tuple(scale.shape)}, which penalty={group['penalty']!r} and "
-                    f"group_dim={group['group_dim']} do not have; set them before the first step"
-                )
-
-    def _init_state(self, p: Tensor, group: dict[str, Any]) -> None:
-        # An entry for every parameter, if an empty one: torch.distributed.checkpoint wants it.
-        state = self.state[p]
-        if resolve_penalty(group["penalty"], p.ndim) is not None:
-            if "v" not in state:
-                state["v"] = self._new_v(p)
-            if group["lambd_scale"] == "init" and "lambd_scale" not in state:
-                state["lambd_scale"] = self._new_scale(p, group)
-        if group["momentum"] != 0 and "momentum_buffer" not in state:
-            state["momentum_buffer"] = torch.zeros_like(p)
+        check_fit(p, group, self.state.get(p, {}), self._update_masks.get(p), self._name)
 
     def _v(self, p: Tensor) -> Tensor:
         self._check_fit(p, self._group_of(p))
-        v: Tensor | None = self.state[p].get("v") if p in self.state else None
-        return self._new_v(p) if v is None else v
-
-    @staticmethod
-    def _new_v(p: Tensor) -> Tensor:
-        return torch.zeros_like(p, dtype=_dual_dtype(p), requires_grad=False)
-
-    @torch.no_grad()
-    def _new_scale(self, p: Tensor, group: dict[str, Any]) -> Tensor:
-        if group["tied"]:
-            # Others may have begun before p had its first gradient: one threshold for all.
-            begun = (self.state[q].get("lambd_scale") for q in group["params"] if q in self.state)
-            known = next((scale.flatten() for scale in begun if scale is not None), None)
-            if known is None:
-                W = [q.to(_dual_dtype(q)) for q in group["params"]]
-                known = joint_init_scale(W, group["group_dim"])
-            return along(known, p.ndim, group["group_dim"]).clone()
-        kind = resolve_penalty(group["penalty"], p.ndim)
-        assert kind is not None
-        scale = init_scale(kind, p.to(_dual_dtype(p)), group["group_dim"])
-        return dtensor.settled(scale)
+        v: Tensor | None = self.state.get(p, {}).get("v")
+        return new_v(p) if v is None else v
 
     # ------------------------------------------------------------------ checkpoints
 
@@ -426,24 +376,8 @@ class DessiLBI(Optimizer):
         ids = [i for group in saved["param_groups"] for i in group["params"]]
         params = [p for group in self.param_groups for p in group["params"]]
         for i, p in zip(ids, params, strict=True):
-            for key, value in saved["state"].get(i, {}).items():
-                if key not in ("v", "momentum_buffer", "lambd_scale"):
-                    continue  # not ours
-                if not isinstance(value, torch.Tensor):
-                    raise ValueError(
-                        f"{key} of parameter {self._name(p)} must be a tensor, got "
-                        f"{type(value).__name__}; the state dict was not made by this optimizer"
-                    )
-                if key != "lambd_scale" and value.shape != p.shape:
-                    raise ValueError(
-                        f"{key} of shape {tuple(value.shape)} was saved for another parameter than "
-                        f"{self._name(p)}; load into an optimizer with the same parameter order"
-                    )
-                dtype = p.dtype if key == "momentum_buffer" else _dual_dtype(p)
-                restored = value.detach().to(device=p.device, dtype=dtype, copy=True)
-                if restored.shape == p.shape and restored.stride() != p.stride():
-                    restored = torch.zeros_like(p, dtype=dtype).copy_(restored)
-                self.state[p][key] = restored
+            if i in saved["state"]:
+                self.state[p].update(restored(p, saved["state"][i], self._name))
         for index, group in enumerate(self.param_groups):
             check_group(group, index)
             for p in group["params"]:
@@ -474,20 +408,3 @@ class DessiLBI(Optimizer):
         i = next(i for i, q in enumerate(group["params"]) if q is p)
         names = group.get("param_names")
         return repr(names[i]) if names else f"{i} of its group, shape {tuple(p.shape)}"
-
-
-_MUST_FIT = ("gradient", "update mask", "v", "momentum_buffer")
-
-
-def _only_asks_for_state(p: Tensor, lr: float | Tensor) -> bool:
-    """Whether this is how torch.distributed.checkpoint makes empty state: lr 0, gradient 0.
-
-    A true first step with both exactly zero looks the same, and loses nothing but a decay or
-    coupling term in the momentum buffer.
-    """
-    return float(lr) == 0 and p.grad is not None and not bool(dtensor.count(p.grad != 0))
-
-
-def _dual_dtype(p: Tensor) -> torch.dtype:
-    """V sums many small steps: float32 at least."""
-    return torch.promote_types(p.dtype, torch.float32)
