@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+import builtins
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 import dessilbi
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 
 @pytest.fixture(autouse=True)
-def _names_in_examples(doctest_namespace: dict[str, Any]) -> None:
+def _names_in_examples(doctest_namespace: dict[str, Any]) -> Iterator[None]:
     torch.manual_seed(0)
     public = {name: getattr(dessilbi, name) for name in dessilbi.__all__}
     doctest_namespace.update(public, torch=torch, nn=torch.nn)
+    yield
+    vars(builtins).pop("_", None)  # an example leaves its last value there, for everybody to see
