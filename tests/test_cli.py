@@ -89,7 +89,7 @@ def test_help_of_train_lists_recipes_and_options(dessilbi: Shell) -> None:
         assert option in said.out
 
 
-@pytest.mark.parametrize("command", ["compact", "export", "frontier", "theory"])
+@pytest.mark.parametrize("command", ["path", "subnet", "compact", "export", "frontier", "theory"])
 def test_help_of_a_command_needs_no_torch(command: str) -> None:
     code = (
         "import sys; from dessilbi.cli import main\n"

@@ -10,10 +10,8 @@ import tyro
 
 from dessilbi.cli.train import TrainCommand, competitor, run_to_the_end
 from dessilbi.lab.analysis.choice import Choice, Retrain, settled_epoch
-from dessilbi.lab.analysis.subnetworks import open_path, prepare
 from dessilbi.lab.run.directory import RunDir
 from dessilbi.lab.run.options import RunOptions
-from dessilbi.lab.training.distributed import is_main
 from dessilbi.lab.training.terminal import plain_console
 
 if TYPE_CHECKING:
@@ -57,6 +55,8 @@ def path(arguments: list[str]) -> None:
     """``dessilbi path RUN``."""
     command = tyro.cli(PathCommand, prog="dessilbi path", args=arguments)
     run = RunDir.open(command.run)
+    from dessilbi.lab.analysis.subnetworks import open_path
+
     found = open_path(run)
     console = plain_console()
     records = {record["epoch"]: record for record in run.records()}
@@ -91,6 +91,9 @@ def _entries(found: SolutionPath) -> str:
 def subnet(arguments: list[str]) -> None:
     """``dessilbi subnet RUN --density 0.05 [--retrain scratch]``."""
     command = tyro.cli(SubnetCommand, prog="dessilbi subnet", args=arguments)
+    from dessilbi.lab.analysis.subnetworks import prepare
+    from dessilbi.lab.training.distributed import is_main
+
     config = prepare(
         RunDir.open(command.run),
         command.choice,
