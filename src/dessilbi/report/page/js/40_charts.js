@@ -147,8 +147,8 @@ function chartSpec({ charts, alternatives, of_a_run: ofARun }) {
       if (charts[0].readouts) return charts[0].readouts[state.run];
       const words = panel.parts.flatMap((part) => {
         const own = part.series.filter((one) => one.run === state.run);
-        const named = panel.parts.length > 1 ? own.map((one) => ({ ...one, label: part.chart.title })) : own;
-        return valuesAt(named, epoch, part.chart.unit);
+        const label = (one) => (panel.parts.length > 1 ? part.chart.title : one.label.replace(`${run().name}: `, ""));
+        return valuesAt(own.map((one) => ({ ...one, label: label(one) })), epoch, part.chart.unit);
       });
       return `Epoch ${epoch}: ${words.join(" · ") || "nothing was measured"}.`;
     },
