@@ -37,7 +37,9 @@ def cost_of_floors(floor, default=1):
 @given(densities, densities, orders, scales, floors)
 def test_nested_and_within_budget(a, b, order, scale, floor):
     small, large = sorted((a, b))
-    masks = [PATH.mask(density=d, order=order, scale=scale, floor=floor) for d in (small, large)]
+    masks = [
+        PATH.mask(density=d, order=order, scale=scale, min_groups=floor) for d in (small, large)
+    ]
     assert masks[0].issubset(masks[1])
     for d, mask in zip((small, large), masks, strict=True):
         assert mask.density <= d or mask.kept <= cost_of_floors(floor)
@@ -97,7 +99,7 @@ def test_the_support_of_an_epoch():
         for name, t in PATH.support(e).items():
             assert torch.equal(mask[name], t)
     assert PATH.mask(epoch=0).kept == 0
-    floored = PATH.mask(epoch=0, floor=2)
+    floored = PATH.mask(epoch=0, min_groups=2)
     assert {n: int(t.sum()) for n, t in floored.tensors.items()} == {
         n: 2 * layer.group_size for n, layer in LAYERS.items()
     }
@@ -105,8 +107,8 @@ def test_the_support_of_an_epoch():
 
 def test_floor_of_one_layer_and_none():
     assert PATH.mask(density=0).kept == sum(layer.group_size for layer in PATH.layers)
-    assert PATH.mask(density=0, floor=0).kept == 0
-    mask = PATH.mask(density=0, floor={"fc.weight": 7})
+    assert PATH.mask(density=0, min_groups=0).kept == 0
+    mask = PATH.mask(density=0, min_groups={"fc.weight": 7})
     assert int(mask["fc.weight"].sum()) == 7
     assert int(mask["conv.weight"].sum()) == LAYERS["conv.weight"].group_size
 
@@ -156,9 +158,9 @@ def test_strength_orders_take_strong_weights_first():
 
 def test_dual_on_the_threshold_scale_gives_back_the_support():
     last = PATH.epochs[-1]
-    mask = PATH.mask(density=PATH.density(last), order="dual", scale="threshold", floor=0)
+    mask = PATH.mask(density=PATH.density(last), order="dual", scale="threshold", min_groups=0)
     assert mask == PATH.mask(epoch=last)
-    assert PATH.mask(density=PATH.density(last), order="gamma", floor=0) == mask
+    assert PATH.mask(density=PATH.density(last), order="gamma", min_groups=0) == mask
 
 
 def test_scales():
@@ -191,7 +193,7 @@ def test_a_diverged_weight_comes_last():
         net.fc.weight[0, 0] = float("nan")
         net.fc.weight[0, 1] = 1e30
     rec.record(0)
-    mask = rec.path.mask(parameters=1, order="magnitude", layers=["fc.weight"], floor=0)
+    mask = rec.path.mask(parameters=1, order="magnitude", layers=["fc.weight"], min_groups=0)
     assert mask["fc.weight"][0, 1]
     rest = rec.path.mask(parameters=499, order="magnitude", layers=["fc.weight"])
     assert not rest["fc.weight"][0, 0]
@@ -215,8 +217,8 @@ def test_a_diverged_weight_comes_last():
         ({"per_layer": {"fc.wight": 0.1}}, "did you mean 'fc.weight'"),
         ({"density": 0.1, "order": "entri"}, "unknown order 'entri'; did you mean 'entry'"),
         ({"density": 0.1, "scale": "norms"}, "unknown scale 'norms'; did you mean 'norm'"),
-        ({"density": 0.1, "floor": -1}, "floor must be a number of groups >= 0, got -1"),
-        ({"density": 0.1, "floor": {"fc": 1}}, "floor names an unknown layer 'fc'"),
+        ({"density": 0.1, "min_groups": -1}, "min_groups must be a number of groups >= 0, got -1"),
+        ({"density": 0.1, "min_groups": {"fc": 1}}, "min_groups names an unknown layer 'fc'"),
         ({"density": 0.1, "layers": []}, "at least one layer"),
         ({"density": 0.1, "layers": ["cnv.weight"]}, "did you mean 'conv.weight'"),
     ],

@@ -133,7 +133,7 @@ def test_resumed_pruning_is_the_same() -> None:
 def test_best_groups_keeps_a_floor_and_the_budget() -> None:
     layers = make_layers([("a", (10, 10), None), ("b", (5, 4), 0)])
     scores = [torch.arange(100.0).reshape(10, 10) + 10, torch.arange(5.0) / 10]
-    mask = best_groups(scores, layers, 0.25, floor=1)
+    mask = best_groups(scores, layers, 0.25, min_groups=1)
     assert mask["b"].sum() == 4  # the floor: one whole group
     assert mask["b"][4].all()
     assert mask.kept <= 30

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from dessilbi.path.layers import make_layers
-from dessilbi.subnet.scores import places
+from dessilbi.subnet.scores import rank_shares
 
 from .ranking import WHOLE, budget_ranks, cumulative_share
 
@@ -85,12 +85,12 @@ class ChannelRanking:
         """
         sizes = [layer.norms(weights[layer.name].detach()) for layer in self._layers]
         scores = [
-            places(torch.stack([sizes[i][rows].square().sum(1) for i, rows in writers]).sum(0))
+            rank_shares(torch.stack([sizes[i][rows].square().sum(1) for i, rows in writers]).sum(0))
             for writers in self._cut
         ]
         if first:
             scores = [
-                places(score + _counted(known[writers[0][0]][writers[0][1][:, 0]], first))
+                rank_shares(score + _counted(known[writers[0][0]][writers[0][1][:, 0]], first))
                 for score, writers in zip(scores, self._cut, strict=True)
             ]
         # A filter that is never cut is in every width, and takes no part in the ranking.

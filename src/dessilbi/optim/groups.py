@@ -6,14 +6,15 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.parameter import is_lazy
 
 from dessilbi._text import did_you_mean
+from dessilbi.graph.ties import tied_channels
 
 from ._options import DEFAULTS
-from ._ties import tied_filters
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -120,7 +121,7 @@ def split_parameters(
         rule.check_used([name for names in aliases.values() for name in names], rules)
 
     if tied:
-        for names in tied_filters(model, example_input):
+        for names in _tied_filters(model, example_input):
             _tie({name: chosen[name] for name in names})
     groups: dict[tuple[Any, ...], dict[str, Any]] = {}
     for name, p in named:
@@ -128,6 +129,26 @@ def split_parameters(
         group = {"name": choice.label, "params": [], **choice.options}
         groups.setdefault(choice.key, group)["params"].append((name, p))
     return list(groups.values())
+
+
+def _tied_filters(model: nn.Module, example_input: Any) -> list[list[str]]:
+    """Sets of weights, by name: slice i along dimension 0 of all weights of a set is one channel.
+
+    Channels that cannot leave are left out, and so are sets to which a weight belongs with a part
+    of its slices only (a concatenation) or in another order.
+    """
+    weights = {name: p for name, p in model.named_parameters() if p.ndim > 1}
+    found = []
+    for one in tied_channels(model, example_input):
+        writers = [m for m in one.members if m.dim == 0 and m.parameter in weights]
+        if (
+            one.free
+            and len(writers) > 1
+            and all(torch.equal(m.index, writers[0].index) for m in writers)
+            and all(m.index.numel() == len(weights[m.parameter]) == one.channels for m in writers)
+        ):
+            found.append([m.parameter for m in writers])
+    return found
 
 
 @dataclass

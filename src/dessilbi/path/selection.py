@@ -105,13 +105,13 @@ def select(
     *,
     order: str,
     scale: Scale,
-    floor: int | Mapping[str, int] | None,
+    min_groups: int | Mapping[str, int] | None,
     layers: Sequence[str] | None,
 ) -> Mask:
     """The mask that :meth:`SolutionPath.mask` describes."""
     chosen = _chosen(path, layers)
     default = 1 if budget.epoch is None else 0
-    floors = _floors(chosen, default if floor is None else floor, default)
+    floors = _floors(chosen, default if min_groups is None else min_groups, default)
     if budget.epoch is not None:
         support = path.support(budget.epoch)
         if not any(floors):
@@ -173,9 +173,9 @@ def _floor_groups(
     """The best groups of each layer, which do not depend on the budget."""
     kept = np.zeros(len(ranked), dtype=np.bool_)
     number = _numbers(layers)[ranked]
-    for i, floor in enumerate(floors):
-        if floor:
-            kept[ranked[np.flatnonzero(number == i)[:floor]]] = True
+    for i, min_groups in enumerate(floors):
+        if min_groups:
+            kept[ranked[np.flatnonzero(number == i)[:min_groups]]] = True
     return kept
 
 
@@ -208,16 +208,16 @@ def _chosen(path: SolutionPath, names: Sequence[str] | None) -> tuple[Layer, ...
 
 
 def _floors(
-    layers: Sequence[Layer], floor: int | Mapping[str, int], default: int
+    layers: Sequence[Layer], min_groups: int | Mapping[str, int], default: int
 ) -> tuple[int, ...]:
-    if isinstance(floor, Mapping):
-        _check_names("floor", floor, [layer.name for layer in layers])
-        by_layer = [floor.get(layer.name, default) for layer in layers]
+    if isinstance(min_groups, Mapping):
+        _check_names("min_groups", min_groups, [layer.name for layer in layers])
+        by_layer = [min_groups.get(layer.name, default) for layer in layers]
     else:
-        by_layer = [floor] * len(layers)
+        by_layer = [min_groups] * len(layers)
     for value in by_layer:
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise ValueError(f"floor must be a number of groups >= 0, got {value!r}")
+            raise ValueError(f"min_groups must be a number of groups >= 0, got {value!r}")
     return tuple(by_layer)
 
 

@@ -196,18 +196,18 @@ class SolutionPath:
         per_layer: float | Mapping[str, float] | None = None,
         order: str | None = None,
         scale: Scale = DEFAULT_SCALE,
-        floor: int | Mapping[str, int] | None = None,
+        min_groups: int | Mapping[str, int] | None = None,
         layers: Sequence[str] | None = None,
     ) -> Mask:
         """The support at a recorded epoch, or the best groups that a budget allows.
 
         A budget takes a prefix of one fixed ranking, so that a smaller budget gives a subset of a
         larger one, whatever its unit. The prefix ends at the first group that does not fit: the
-        budget is never exceeded, but for floors.
+        budget is never exceeded, but for ``min_groups``.
 
         A run by width (NestedWidths) trained certain networks and nothing between them. There a
-        budget gives the largest of these that fits, and a floor at least the smallest, which holds
-        every layer that cannot be made narrower.
+        budget gives the largest of these that fits, and ``min_groups`` at least the smallest, which
+        holds every layer that cannot be made narrower.
 
         Args:
             epoch: a recorded epoch: its support as it was.
@@ -221,15 +221,15 @@ class SolutionPath:
             order: how groups are ranked, a name in :data:`ORDERS`; :attr:`default_order` if not
                 given.
             scale: how strengths of different layers are compared, a name in :data:`SCALES`.
-            floor: least number of groups of a layer that are kept, over the budget if need be: one
-                number for all or by layer. 1 for budgets, so that no layer vanishes and cuts the
-                network in two; 0 for ``epoch``.
+            min_groups: least number of groups of a layer that are kept, over the budget if need be:
+                one number for all or by layer. 1 for budgets, so that no layer vanishes and cuts
+                the network in two; 0 for ``epoch``.
             layers: the layers to choose from, all by default; the others are not in the mask, and
                 densities count these layers only.
         """
         budget = Budget(epoch, density, parameters, macs, macs_per_weight, per_layer)
         order = self.default_order if order is None else order
-        return select(self, budget, order=order, scale=scale, floor=floor, layers=layers)
+        return select(self, budget, order=order, scale=scale, min_groups=min_groups, layers=layers)
 
     @property
     def default_order(self) -> str:

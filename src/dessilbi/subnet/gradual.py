@@ -41,8 +41,8 @@ class GradualPruning:
         begin: when pruning begins, as a fraction of the training.
         end: when the target is reached.
         every: steps between two prunings.
-        floor: groups of each layer that are kept.
-        uniform: whether every layer keeps the same fraction, as in :class:`NestedTraining`.
+        min_groups: groups of each layer that are kept.
+        per_layer: whether every layer keeps the same fraction, as in :class:`NestedTraining`.
     """
 
     def __init__(
@@ -56,8 +56,8 @@ class GradualPruning:
         begin: float = 1 / 12,
         end: float = 2 / 3,
         every: int = 50,
-        floor: int = 1,
-        uniform: bool | None = None,
+        min_groups: int = 1,
+        per_layer: bool | None = None,
     ) -> None:
         for rule, holds in {
             f"density must lie in (0, 1], got {density!r}": 0 < density <= 1,
@@ -69,7 +69,7 @@ class GradualPruning:
             if not holds:
                 raise ValueError(rule)
         self.density, self.steps, self.begin, self.end = density, steps, begin, end
-        self.every, self.floor, self.uniform = every, floor, uniform
+        self.every, self.min_groups, self.per_layer = every, min_groups, per_layer
         self._model = model
         self._layers = layers_of_groups(groups)
         self._step = 0
@@ -99,8 +99,8 @@ class GradualPruning:
 
     def _prune(self, density: float) -> None:
         params = named_weights(self._model)
-        found = scores(params, self._layers, self.uniform)
-        self._hold(best_groups(found, self._layers, density, self.floor))
+        found = scores(params, self._layers, self.per_layer)
+        self._hold(best_groups(found, self._layers, density, self.min_groups))
 
     def _hold(self, mask: Mask) -> None:
         self.mask, self._kept = mask, masked_weights(self._model, mask)
@@ -130,12 +130,12 @@ class GradualPruning:
 
 @torch.no_grad()
 def best_groups(
-    ranking: Sequence[Tensor], layers: Sequence[Layer], density: float, floor: int
+    ranking: Sequence[Tensor], layers: Sequence[Layer], density: float, min_groups: int
 ) -> Mask:
     """The groups with the largest numbers that a density has room for, and each layer's best."""
     flat = [score.flatten().cpu().clone() for score in ranking]
     for score in flat:
-        score[score.topk(min(floor, len(score))).indices] = torch.inf
+        score[score.topk(min(min_groups, len(score))).indices] = torch.inf
     counts = [layer.groups for layer in layers]
     cost = torch.repeat_interleave(
         torch.tensor([layer.group_size for layer in layers]), torch.tensor(counts)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def scores(
     weights: Mapping[str, Tensor],
     layers: Sequence[Layer],
-    uniform: bool | None = None,
+    per_layer: bool | None = None,
     prices: Mapping[str, float] = MappingProxyType({}),
 ) -> list[Tensor]:
     """By layer, a number >= 0 for each group; larger is kept longer.
@@ -28,18 +28,18 @@ def scores(
     Args:
         weights: by the layer's name.
         layers: what is ranked.
-        uniform: ``True`` ranks each layer for itself, so that every layer keeps the same fraction
+        per_layer: ``True`` ranks each layer for itself, so that every layer keeps the same fraction
             of its groups; ``False`` compares all by the root mean square of their weights; ``None``
             is ``True`` if there are filters. A BatchNorm behind a filter undoes its norm, which
             then says little about other layers, and one narrow layer chokes the whole network.
         prices: by the layer's name, what its scores are divided by; 1 if it is not named.
     """
-    if uniform is None:
-        uniform = any(layer.exact for layer in layers)
+    if per_layer is None:
+        per_layer = any(layer.exact for layer in layers)
     found = [
         _magnitudes(weights[layer.name], layer) / prices.get(layer.name, 1.0) for layer in layers
     ]
-    return [places(one) for one in found] if uniform else found
+    return [rank_shares(one) for one in found] if per_layer else found
 
 
 def _magnitudes(W: Tensor, layer: Layer) -> Tensor:
@@ -50,10 +50,10 @@ def _magnitudes(W: Tensor, layer: Layer) -> Tensor:
     return layer.norms(W) / math.sqrt(max(layer.group_size, 1))
 
 
-def places(score: Tensor) -> Tensor:
+def rank_shares(score: Tensor) -> Tensor:
     """From 1 for the largest down to 1/n for the smallest."""
     ranked = score.flatten().argsort(descending=True, stable=True)
-    places = torch.empty(len(ranked), dtype=torch.float32, device=score.device)
+    rank_shares = torch.empty(len(ranked), dtype=torch.float32, device=score.device)
     n = len(ranked)
-    places[ranked] = torch.arange(n, 0, -1, dtype=torch.float32, device=score.device) / n
-    return torch.empty_like(score, dtype=torch.float32).copy_(places.view(score.shape))
+    rank_shares[ranked] = torch.arange(n, 0, -1, dtype=torch.float32, device=score.device) / n
+    return torch.empty_like(score, dtype=torch.float32).copy_(rank_shares.view(score.shape))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -205,12 +205,7 @@ def lipschitz(
     batches: Iterable[Batch],
     *,
     trajectory: Iterable[Mapping[str, Tensor]] | None = None,
-    weight_decay: float = 0.0,
-    max_iter: int = 60,
-    tol: float = 1e-3,
-    margin: float = 0.05,
-    confidence: float = 0.99,
-    seed: int = 0,
+    **options: Any,
 ) -> LipschitzEstimate:
     """Largest absolute Hessian eigenvalue of a training loss, without forming the Hessian.
 
@@ -223,24 +218,9 @@ def lipschitz(
         batches: pairs ``(x, y)``; L is their mean, weighted by size.
         trajectory: ``state_dict`` after ``state_dict`` to estimate at; by default the model's
             present weights. :class:`LipschitzTrack` does the same while a run goes on.
-        weight_decay: L2 decay, which is part of L.
-        max_iter: most products H v a point.
-        tol: go on until the relative residual is this small,
-        margin: and ``upper`` at most this fraction above the value.
-        confidence: probability with which ``upper`` holds.
-        seed: of the random starts.
+        options: of :class:`LipschitzTrack`.
     """
-    track = LipschitzTrack(
-        model,
-        loss_fn,
-        batches,
-        weight_decay=weight_decay,
-        max_iter=max_iter,
-        tol=tol,
-        margin=margin,
-        confidence=confidence,
-        seed=seed,
-    )
+    track = LipschitzTrack(model, loss_fn, batches, **options)
     for weights in [None] if trajectory is None else trajectory:
         track(weights=weights)
     return track.estimate

@@ -201,7 +201,7 @@ class LyapunovMonitor:
         held = [(p, g) for g in self._opt.param_groups for p in g["params"] if p.requires_grad]
         return [h for h in held if id(h[0]) in twins], [h for h in held if id(h[0]) not in twins]
 
-    def _place(self, twins: list[_Held], others: list[_Held]) -> tuple[Tensor, Tensor]:
+    def _flat_state(self, twins: list[_Held], others: list[_Held]) -> tuple[Tensor, Tensor]:
         """W and V, flat."""
         state = self._opt.state
         W = [p.detach() for p, _ in (*twins, *others)]
@@ -209,7 +209,7 @@ class LyapunovMonitor:
         return _flat(W), _flat(V)
 
     def _is_at(self, point: _Iterate) -> bool:
-        W, V = self._place(*self._held())
+        W, V = self._flat_state(*self._held())
         return torch.equal(W, point.W) and torch.equal(V, point.V)
 
     def _iterate(self) -> _Iterate:
@@ -226,7 +226,7 @@ class LyapunovMonitor:
         gradients = torch.autograd.grad(
             loss, [p for p, _ in held], allow_unused=True, materialize_grads=True
         )
-        W, duals = self._place(twins, others)
+        W, duals = self._flat_state(twins, others)
         decay = _flat([torch.full_like(p, l2_of(g)) for p, g in held])
         Gammas, gs, pulls, omega = [], [], [], 0.0
         parts = torch.split(duals, [p.numel() for p, _ in twins])

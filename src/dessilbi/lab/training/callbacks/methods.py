@@ -129,7 +129,7 @@ class PruningCallback(Callback):
             begin=method.begin,
             end=method.end,
             every=method.every,
-            uniform=method.per_layer,
+            per_layer=method.per_layer,
         )
 
     def measure(self, t: Training, record: EpochRecord) -> None:
