@@ -2,7 +2,7 @@
 
     python benchmarks/budgets.py TASK [--data-dir DIR] [--seeds 3] [--first-seed 0] [--runs DIR]
                                  [--methods nested,gradual,half,sgd] [--judge-on validation]
-                                 [--picture FILE] [--axes density parameters macs]
+                                 [--picture FILE] [--axes density parameters macs nonzeros]
 
 TASK is one of the keys of TASKS. All methods share data, network, initialisation, schedule, epochs
 and batch size:
@@ -135,7 +135,10 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/budgets"))
     parser.add_argument("--picture", type=Path)
     axes = ("density", "parameters", "macs")
-    parser.add_argument("--axes", nargs="+", choices=axes, default=axes, help="of the picture")
+    more = ("nonzeros", "nonzero_macs")
+    parser.add_argument(
+        "--axes", nargs="+", choices=axes + more, default=axes, help="of the picture"
+    )
     args = parser.parse_args()
     torch.set_num_threads(1)
     place = RunOptions(runs=args.runs, data_dir=args.data_dir)

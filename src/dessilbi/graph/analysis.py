@@ -167,20 +167,13 @@ class Analysis:
             if not math.isnan(border):
                 value = torch.where(value == border, value, torch.nan)
             return Passthrough(node, self._passed(node, source, value))
-        ndim = len(source.shape)
-        reduced = ops.reduced_dims(node, ndim)
-        squeezed = ops.squeezed_dim(node, ndim)
-        if (
-            (reduced is not None and all(d > source.dim for d in reduced))
-            or (squeezed is not None and squeezed > source.dim)
-            or ops.slices_beyond(node, source.dim)
-            or (
-                ops.joins_by_dimension(node, module)
-                and source.dim == 1
-                and len(shape) > 2
-                and shape[:2] == source.shape[:2]
-            )
-        ):
+        joins_positions = (
+            ops.joins_by_dimension(node, module)
+            and source.dim == 1
+            and len(shape) > 2
+            and shape[:2] == source.shape[:2]
+        )
+        if joins_positions or ops.acts_beyond(node, source.dim, len(source.shape)):
             return Passthrough(node, self._passed(node, source, source.constant))
         return None
 

@@ -164,38 +164,31 @@ def joins_by_dimension(node: fx.Node, module: nn.Module | None) -> bool:
     return isinstance(module, nn.Flatten) or operation(node) in (torch.flatten, ".flatten")
 
 
-def reduced_dims(node: fx.Node, ndim: int) -> list[int] | None:
-    """Dimensions that a mean or maximum goes over; ``None`` for other nodes."""
-    if operation(node) not in (torch.mean, ".mean", torch.amax, ".amax"):
-        return None
+_REDUCTIONS = (torch.mean, ".mean", torch.amax, ".amax")
+_UNSQUEEZES = (torch.unsqueeze, ".unsqueeze")
+_SQUEEZES = (torch.squeeze, ".squeeze", *_UNSQUEEZES)
+
+
+def acts_beyond(node: fx.Node, dim: int, ndim: int) -> bool:
+    """Whether a node reduces, squeezes or slices only dimensions behind ``dim``, of ``ndim``."""
+    what = operation(node)
+    if what is operator.getitem:
+        index = node.args[1]
+        return (
+            isinstance(index, tuple)
+            and all(isinstance(part, slice) for part in index)
+            and all(part == slice(None) for part in index[: dim + 1])
+        )
+    if what not in _REDUCTIONS + _SQUEEZES:
+        return False
     dims = argument(node, None, 1, "dim", None)
     if isinstance(dims, int):
         dims = [dims]
-    if not isinstance(dims, list | tuple) or not all(isinstance(d, int) for d in dims):
-        return None
-    return [d % ndim for d in dims]
-
-
-def squeezed_dim(node: fx.Node, ndim: int) -> int | None:
-    """The dimension that a squeeze or unsqueeze names; ``None`` for other nodes."""
-    if operation(node) not in (torch.squeeze, ".squeeze", torch.unsqueeze, ".unsqueeze"):
-        return None
-    dim = argument(node, None, 1, "dim", None)
-    if not isinstance(dim, int):
-        return None
-    return dim % (ndim + (operation(node) in (torch.unsqueeze, ".unsqueeze")))
-
-
-def slices_beyond(node: fx.Node, dim: int) -> bool:
-    """Whether a node takes slices of the dimensions behind ``dim`` and all of the others."""
-    if operation(node) is not operator.getitem:
+    elif what in _SQUEEZES:
         return False
-    index = node.args[1]
-    return (
-        isinstance(index, tuple)
-        and all(isinstance(part, slice) for part in index)
-        and all(part == slice(None) for part in index[: dim + 1])
-    )
+    if not isinstance(dims, list | tuple) or not all(isinstance(d, int) for d in dims):
+        return False
+    return all(d % (ndim + (what in _UNSQUEEZES)) > dim for d in dims)
 
 
 def reads_sizes(node: fx.Node) -> bool:
