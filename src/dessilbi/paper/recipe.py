@@ -56,7 +56,7 @@ def measure_training(run: RunDir, job: Job, options: RunOptions) -> dict[str, An
         "epochs": last["epoch"],
         "accuracy": round(last["accuracy"], 4),
         "best": round(max(r["accuracy"] for r in records), 4),
-        "collapsed": max(r["accuracy"] for r in records) < COLLAPSED and place_has_ten(run),
+        "collapsed": max(r["accuracy"] for r in records) < COLLAPSED and has_ten_classes(run),
         "judged_on": last["judged_on"],
     }
     for name in ("sparse_accuracy", "recalibrated_accuracy", "density"):
@@ -70,7 +70,7 @@ def measure_training(run: RunDir, job: Job, options: RunOptions) -> dict[str, An
     return found
 
 
-def place_has_ten(run: RunDir) -> bool:
+def has_ten_classes(run: RunDir) -> bool:
     """Whether the run's task has ten classes, so that 10 % is chance."""
     return run.config().data.name != "imagenet"
 
