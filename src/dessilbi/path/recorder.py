@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from dessilbi.optim import DessiLBI
+from dessilbi.optim.hooks import Attached
 
 from ._measure import make_ranking, measure
 from ._snapshots import Snapshot
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from .layers import Layer
 
 
-class PathRecorder:
+class PathRecorder(Attached):
     """Records when groups enter and leave the support of Gamma.
 
     After each step of the optimizer the norms of V's groups are compared with their thresholds, and
@@ -89,22 +90,12 @@ class PathRecorder:
         if path is None:
             # An optimizer that goes on, as a rewound one: what is inside was so from the beginning.
             self._note(self._activity())
-        self._handle = opt.register_step_post_hook(self._after_step)
+        self._handles = (opt.register_step_post_hook(self._after_step),)
 
     @property
     def step(self) -> int:
         """Steps recorded so far: what a checkpoint must remember to resume."""
         return self.path.step
-
-    def close(self) -> None:
-        """Stop watching; the path stays."""
-        self._handle.remove()
-
-    def __enter__(self) -> PathRecorder:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     # ------------------------------------------------------------------ every step
 

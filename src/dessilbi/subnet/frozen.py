@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import torch
 
+from dessilbi.optim.hooks import Attached
 from dessilbi.path.twins import twins_by_name
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from dessilbi.optim import DessiLBI
 
 
-class FrozenSupport:
+class FrozenSupport(Attached):
     """Freezes the support of Gamma and pulls the weights outside of it to zero.
 
     Made where the learning rate drops for the first time, it lets the rest of the training adapt
@@ -37,7 +38,7 @@ class FrozenSupport:
         self._opt = opt
         self._params = twins_by_name(model, opt)
         self._outside = {name: ~opt.support(p) for name, p in self._params.items()}
-        self._handle = opt.register_step_post_hook(lambda *_: self._pull())
+        self._handles = (opt.register_step_post_hook(lambda *_: self._pull()),)
 
     @torch.no_grad()
     def _pull(self) -> None:
@@ -58,13 +59,3 @@ class FrozenSupport:
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Go on from :meth:`state_dict`."""
         self._outside = {name: state[name].to(p.device) for name, p in self._params.items()}
-
-    def close(self) -> None:
-        """Let go: weights may enter again."""
-        self._handle.remove()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

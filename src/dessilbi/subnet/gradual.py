@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import torch
 
 from dessilbi.graph.names import named_weights
+from dessilbi.optim.hooks import Attached
 from dessilbi.path import Mask
 from dessilbi.path.mask import most_weights
 from dessilbi.path.twins import layers_of_groups
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from dessilbi.path import Layer
 
 
-class GradualPruning:
+class GradualPruning(Attached):
     """Prunes the smallest weights while a network trains, with any optimizer.
 
     From ``begin`` to ``end`` of the training the density falls from 1 to its target along the cubic
@@ -76,7 +77,7 @@ class GradualPruning:
         self._kept: list[tuple[Tensor, Tensor]] = []
         self.mask: Mask | None = None
         """What is kept now; ``None`` before the first pruning."""
-        self._handle = opt.register_step_post_hook(lambda *_: self._after_step())
+        self._handles = (opt.register_step_post_hook(lambda *_: self._after_step()),)
 
     def target(self, step: int) -> float:
         """The density that is due after a number of steps."""
@@ -116,16 +117,6 @@ class GradualPruning:
         self._step = int(state["step"])
         if len(state) > 1:  # in the order of the layers, whatever that of the file is
             self._hold(Mask({layer.name: state[f"mask.{layer.name}"] for layer in self._layers}))
-
-    def close(self) -> None:
-        """Let go of the optimizer: nothing is held at zero any more."""
-        self._handle.remove()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 @torch.no_grad()

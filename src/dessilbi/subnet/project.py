@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import torch
 
 from dessilbi.graph.names import named_weights
+from dessilbi.optim.hooks import Attached
 from dessilbi.path.mask import Mask
 
 from .batchnorm import copy_statistics, restore_statistics
@@ -54,7 +55,7 @@ def project(model: nn.Module, mask: Mapping[str, Tensor]) -> Iterator[nn.Module]
         restore_statistics(statistics)
 
 
-class HeldMask:
+class HeldMask(Attached):
     """A mask that training cannot leave: after every step of the optimizer it is applied again.
 
     The weights off the mask are exactly zero in every forward pass, whatever momentum, weight decay
@@ -68,22 +69,12 @@ class HeldMask:
 
     def __init__(self, model: nn.Module, mask: Mapping[str, Tensor], optimizer: Optimizer) -> None:
         self._kept = masked_weights(model, mask)
-        self._handle = optimizer.register_step_post_hook(lambda *_: self.apply())
+        self._handles = (optimizer.register_step_post_hook(lambda *_: self.apply()),)
         self.apply()
 
     def apply(self) -> None:
         """Set the weights off the mask to zero; needed by hand only after loading weights."""
         zero_outside(self._kept)
-
-    def close(self) -> None:
-        """Let go: from now on all weights are trained."""
-        self._handle.remove()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def masked_weights(model: nn.Module, mask: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:

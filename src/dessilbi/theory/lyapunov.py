@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from dessilbi.optim import DessiLBI
+from dessilbi.optim.hooks import Attached
 
 from .history import LyapunovHistory
 from .scope import l2_of, numbers, outside
@@ -46,7 +47,7 @@ class _Iterate(NamedTuple):
     """Gradient of Lbar in Gamma."""
 
 
-class LyapunovMonitor:
+class LyapunovMonitor(Attached):
     r"""Records F, its descent and the other quantities of the convergence theorem.
 
     .. math::
@@ -109,17 +110,6 @@ class LyapunovMonitor:
     def watch(self) -> None:
         """Record the next step, whatever ``every`` says."""
         self._asked = True
-
-    def close(self) -> None:
-        """Stop watching; the history stays."""
-        for handle in self._handles:
-            handle.remove()
-
-    def __enter__(self) -> LyapunovMonitor:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @property
     def history(self) -> LyapunovHistory:
