@@ -4,7 +4,7 @@ import torch
 
 from dessilbi.lab.data import DATASETS, DataError, PadCropFlip, batches, load_dataset
 from dessilbi.lab.data.errors import require
-from dessilbi.lab.data.load import CARDS
+from dessilbi.lab.data.load import DATASET_INFO
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +41,8 @@ def test_digits_split_is_every_fifth_of_each_class(sklearn_digits):
 
 def test_cards_mean_and_std_are_those_of_the_training_digits(sklearn_digits):
     x, _ = load_dataset("digits", dtype=torch.float64).train.tensors()
-    assert CARDS["digits"].mean[0] == pytest.approx(x.mean().item(), abs=5e-5)
-    assert CARDS["digits"].std[0] == pytest.approx(x.std(correction=0).item(), abs=5e-5)
+    assert DATASET_INFO["digits"].mean[0] == pytest.approx(x.mean().item(), abs=5e-5)
+    assert DATASET_INFO["digits"].std[0] == pytest.approx(x.std(correction=0).item(), abs=5e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -75,12 +75,12 @@ def test_validation_is_held_out_of_the_training_set(sklearn_digits):
 
 
 def test_normalisation_is_the_default_for_colour_only():
-    habits = {name: CARDS[name].normalize for name in DATASETS}
+    habits = {name: DATASET_INFO[name].normalize for name in DATASETS}
     assert habits == {
         "digits": False, "mnist": False, "fashion-mnist": False, "cifar10": True, "imagenet": True,
     }  # fmt: skip
-    assert CARDS["cifar10"].augmentation == PadCropFlip(pad=4, flip=True)
-    assert all(len(card.classes) == 10 for name, card in CARDS.items() if name != "imagenet")
+    assert DATASET_INFO["cifar10"].augmentation == PadCropFlip(pad=4, flip=True)
+    assert all(len(info.classes) == 10 for name, info in DATASET_INFO.items() if name != "imagenet")
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dessilbi.lab.data import DataError, load_dataset
-from dessilbi.lab.data.load import CARDS
+from dessilbi.lab.data.load import DATASET_INFO
 
 
 @pytest.mark.parametrize(
@@ -27,8 +27,8 @@ def test_mnist_and_fashion_mnist(real_data, name, train_counts, first_labels, pi
     assert data.train.labels[:10].tolist() == first_labels
     assert data.train.images[0].sum().item() == pixel_sum
     pixels = data.train.images.double() / 255
-    assert pixels.mean().item() == pytest.approx(CARDS[name].mean[0], abs=5e-5)
-    assert pixels.std().item() == pytest.approx(CARDS[name].std[0], abs=5e-5)
+    assert pixels.mean().item() == pytest.approx(DATASET_INFO[name].mean[0], abs=5e-5)
+    assert pixels.std().item() == pytest.approx(DATASET_INFO[name].std[0], abs=5e-5)
 
 
 def test_mnist_given_as_fashion_mnist_is_refused(real_data):

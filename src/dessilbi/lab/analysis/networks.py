@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from dessilbi.compaction import CompactError, Size, compact
-from dessilbi.lab.data.load import CARDS
+from dessilbi.lab.data.load import DATASET_INFO
 from dessilbi.lab.run import methods
 from dessilbi.lab.run.checkpoint import load_model
 from dessilbi.lab.run.directory import RunError
@@ -51,7 +51,7 @@ def trained_network(
     load_model(model, checkpoint.part("model"))
     if mask is None or not isinstance(config.method, methods.NestedWidths):
         return model
-    shape = CARDS[config.data.name].shape
+    shape = DATASET_INFO[config.data.name].shape
     example = torch.zeros(2, *shape, dtype=getattr(torch, config.dtype))
     optimizer = make_optimizer(model, config.optimizer, shape)
     nested = make_nested(config, model, optimizer, 1, example)

@@ -9,7 +9,7 @@ import torch
 
 from dessilbi.compaction import Size
 from dessilbi.lab.analysis.networks import shipped, trained_network
-from dessilbi.lab.data.load import CARDS
+from dessilbi.lab.data.load import DATASET_INFO
 from dessilbi.lab.run.checkpoint import OPTIMIZER, model_tensors
 from dessilbi.lab.run.config import (
     Config,
@@ -156,7 +156,9 @@ def share_of_macs(config: Config, mask: Mask) -> float:
     A filter that is gone takes the weights of the next layer that read it along.
     """
     model = network_without_data(config).eval()
-    image = torch.zeros(1, *CARDS[config.data.name].shape, dtype=getattr(torch, config.dtype))
+    image = torch.zeros(
+        1, *DATASET_INFO[config.data.name].shape, dtype=getattr(torch, config.dtype)
+    )
     dense = Size.of(model, (image,)).nonzero_macs
     zero_outside(masked_weights(model, mask))
     return shipped(model, mask, image).size.nonzero_macs / dense

@@ -16,7 +16,7 @@ from dessilbi.lab.data.splits import Dataset, Pixels, RawSet, Split, TensorSplit
 
 
 @dataclass(frozen=True)
-class Card:
+class DatasetInfo:
     """What is known of a set before it is read."""
 
     classes: tuple[str, ...]
@@ -37,15 +37,15 @@ _CLOTHES = (
     "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
 )  # fmt: skip
 
-CARDS = {
-    "digits": Card(
+DATASET_INFO = {
+    "digits": DatasetInfo(
         _DIGITS, (1, 8, 8), (0.3051,), (0.3762,), lambda data_dir, fetch: read_digits(), white=16
     ),
-    "mnist": Card(_DIGITS, (1, 28, 28), (0.1307,), (0.3081,), partial(read_mnist, "mnist")),
-    "fashion-mnist": Card(
+    "mnist": DatasetInfo(_DIGITS, (1, 28, 28), (0.1307,), (0.3081,), partial(read_mnist, "mnist")),
+    "fashion-mnist": DatasetInfo(
         _CLOTHES, (1, 28, 28), (0.2860,), (0.3530,), partial(read_mnist, "fashion-mnist")
     ),
-    "cifar10": Card(
+    "cifar10": DatasetInfo(
         cifar10.CLASSES,
         (3, 32, 32),
         (0.4914, 0.4822, 0.4465),
@@ -54,7 +54,7 @@ CARDS = {
         normalize=True,
         augmentation=PadCropFlip(pad=4),
     ),
-    "imagenet": Card(
+    "imagenet": DatasetInfo(
         (),  # the folders say
         (3, imagenet.SIDE, imagenet.SIDE),
         (0.485, 0.456, 0.406),
@@ -65,7 +65,7 @@ CARDS = {
     ),
 }
 
-DATASETS = tuple(CARDS)
+DATASETS = tuple(DATASET_INFO)
 
 
 def load_dataset(
@@ -105,24 +105,24 @@ def load_dataset(
         ValueError: An argument is unknown or out of range.
         DataError: The set is missing, damaged or cannot be fetched; the message says what to do.
     """
-    if name not in CARDS:
+    if name not in DATASET_INFO:
         hint = did_you_mean(name, DATASETS, otherwise=f"; choose one of {', '.join(DATASETS)}")
         raise ValueError(f"unknown data set {name!r}{hint}")
     if not dtype.is_floating_point:
         raise ValueError(f"dtype must be a floating-point type, got {dtype}")
-    card, device = CARDS[name], torch.device(device)
-    normalized = card.normalize if normalize is None else normalize
+    info, device = DATASET_INFO[name], torch.device(device)
+    normalized = info.normalize if normalize is None else normalize
     if normalized:
-        pixels = Pixels.normalized(card.white, dtype, card.mean, card.std, device)
+        pixels = Pixels.normalized(info.white, dtype, info.mean, info.std, device)
     else:
-        pixels = Pixels(card.white, dtype)
+        pixels = Pixels(info.white, dtype)
 
     train: Split
     test: Split
-    if card.read is None:
+    if info.read is None:
         train, test, classes, source = imagenet.read_imagenet(data_dir, pixels, device, workers)
     else:
-        raw, classes = card.read(data_dir, download), card.classes
+        raw, classes = info.read(data_dir, download), info.classes
         train = TensorSplit(raw.train_images.to(device), raw.train_labels.to(device), pixels)
         test = TensorSplit(raw.test_images.to(device), raw.test_labels.to(device), pixels)
         source = raw.source
@@ -138,11 +138,11 @@ def load_dataset(
         test,
         held_out,
         classes=classes,
-        shape=card.shape,
-        mean=card.mean,
-        std=card.std,
+        shape=info.shape,
+        mean=info.mean,
+        std=info.std,
         normalized=normalized,
-        augmentation=card.augmentation,
+        augmentation=info.augmentation,
         source=source,
     )
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from dessilbi.lab.data import load_dataset
-from dessilbi.lab.data.load import CARDS
+from dessilbi.lab.data.load import DATASET_INFO
 from dessilbi.lab.models import make_model
 from dessilbi.lab.models.layout import needs_channels_first
 from dessilbi.lab.run.config import ConfigError
@@ -70,11 +70,11 @@ def network_without_data(config: Config, *, seed: int | None = None) -> nn.Modul
         config: whose network.
         seed: of the initial weights, if not the configuration's.
     """
-    card = CARDS[config.data.name]
+    info = DATASET_INFO[config.data.name]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed if seed is None else seed)
         # ImageNet's classes are known by its folders only.
-        return _network(config, card.shape, len(card.classes) or 1000)
+        return _network(config, info.shape, len(info.classes) or 1000)
 
 
 def _network(config: Config, shape: tuple[int, int, int], classes: int) -> nn.Module:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from dessilbi.lab.data import Split
+    from dessilbi.lab.run.files import EpochRecord
+    from dessilbi.lab.training.state import Training
     from dessilbi.path import Mask
 
 BATCH = 500
@@ -122,3 +124,23 @@ def recalibration_inputs(train: Split) -> Iterator[Tensor]:
         seen += len(x)
         if seen >= RECALIBRATION_IMAGES:
             return
+
+
+def measure(t: Training) -> EpochRecord:
+    """What is recorded of the epoch that was just trained."""
+    loss, correct, images = t.world.sum(
+        [t.progress.loss, t.progress.correct, t.progress.images], t.device
+    )
+    trained = Score(loss, int(correct), int(images))
+    found = {
+        "epoch": t.progress.epoch + 1,
+        "judged_on": t.evaluated_on,
+        **evaluate_epoch(t.model, t.optimizer, t.evaluated, t.data.train),
+        "lr": t.optimizer.param_groups[0]["lr"],
+        "train_loss": trained.mean_loss,
+        "train_accuracy": trained.accuracy,
+    }
+    record = cast("EpochRecord", found)
+    for callback in t.callbacks:
+        callback.measure(t, record)
+    return record

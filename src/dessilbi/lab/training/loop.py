@@ -6,7 +6,7 @@ import shutil
 import time
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -17,12 +17,12 @@ from dessilbi.lab.run.files import LAST
 from dessilbi.lab.run.options import RunOptions
 from dessilbi.lab.training.distributed import join_world, pick_device, seed_rank
 from dessilbi.lab.training.errors import Interrupted
-from dessilbi.lab.training.evaluate import Score, evaluate_epoch
+from dessilbi.lab.training.evaluate import measure
 from dessilbi.lab.training.state import Training
 
 if TYPE_CHECKING:
     from dessilbi.lab.run.config import Config
-    from dessilbi.lab.run.files import EpochRecord, TimingRecord
+    from dessilbi.lab.run.files import TimingRecord
     from dessilbi.lab.training.display import Display
 
 
@@ -147,23 +147,3 @@ def train_epoch(t: Training) -> None:
     t.sum_up()
     for callback in t.callbacks:
         callback.on_epoch_trained(t)
-
-
-def measure(t: Training) -> EpochRecord:
-    """What is recorded of the epoch that was just trained."""
-    loss, correct, images = t.world.sum(
-        [t.progress.loss, t.progress.correct, t.progress.images], t.device
-    )
-    trained = Score(loss, int(correct), int(images))
-    found = {
-        "epoch": t.progress.epoch + 1,
-        "judged_on": t.evaluated_on,
-        **evaluate_epoch(t.model, t.optimizer, t.evaluated, t.data.train),
-        "lr": t.optimizer.param_groups[0]["lr"],
-        "train_loss": trained.mean_loss,
-        "train_accuracy": trained.accuracy,
-    }
-    record = cast("EpochRecord", found)
-    for callback in t.callbacks:
-        callback.measure(t, record)
-    return record

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dessilbi._style import BLUE, GREEN
 from dessilbi.lab.analysis.subnetworks import open_path
-from dessilbi.lab.data.load import CARDS
+from dessilbi.lab.data.load import DATASET_INFO
 from dessilbi.lab.run.checkpoint import load_model
 from dessilbi.lab.run.config import Config, DataConfig, ModelConfig, ScheduleConfig
 from dessilbi.lab.run.directory import RunDir
@@ -143,7 +143,7 @@ def strongest(run: RunDir, epoch: int, layer: str) -> Tensor:
     load_model(model, checkpoint.part("model"))
     weight = dict(model.named_parameters())[f"{layer}.weight"]
     chosen = [int(i) for i in by_norm(weight)[:SHOWN]]
-    return min_max(maximised(model, layer, chosen, CARDS[config.data.name].shape))
+    return min_max(maximised(model, layer, chosen, DATASET_INFO[config.data.name].shape))
 
 
 RECIPE = Recipe(
