@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from dessilbi._text import did_you_mean
+from dessilbi.cli.options import set_threads
 from dessilbi.lab.run.config import Config, ConfigError, OptimizerConfig
 from dessilbi.lab.run.methods import METHODS, NestedWeights, NestedWidths, method_name
 from dessilbi.lab.run.options import RunOptions
@@ -144,8 +145,6 @@ def demo(arguments: list[str]) -> None:
 
 def run_to_the_end(command: TrainCommand) -> RunDir:
     """Train with a display, and print what came of it."""
-    import torch
-
     import dessilbi.paper.baselines
     import dessilbi.paper.optimizers  # noqa: F401 - lets configurations name them
     from dessilbi.cli.memory import keep_freed_memory
@@ -153,10 +152,7 @@ def run_to_the_end(command: TrainCommand) -> RunDir:
     from dessilbi.lab.training.loop import train as train_run
     from dessilbi.lab.training.terminal import TerminalDisplay
 
-    if command.threads is not None:
-        if command.threads < 1:
-            raise ConfigError(f"threads must be >= 1, got {command.threads}")
-        torch.set_num_threads(command.threads)
+    set_threads(command.threads)
     keep_freed_memory()
     with TerminalDisplay() as display:
         run = train_run(command.config, command.options, display)
