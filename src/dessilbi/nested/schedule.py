@@ -10,8 +10,6 @@ from .ranking import WHOLE, rank_of
 # Multiples of the golden ratio, modulo 1, fall evenly: any ten steps in a row, which is as far as
 # momentum remembers, see budgets of all sizes. Another irrational number moves the start by seed.
 _GOLDEN, _BY_SEED = 0.6180339887498949, 0.7548776662466927
-SECOND = 0.5698402909980532
-"""For the second network of a step, so that the two are drawn apart."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -186,8 +186,9 @@ class NestedTraining(Nested):
         for name, ranks in self._by_weight.items():
             p = self._params[name]
             # In memory that the step's next network uses again: no pass outlives its backward.
-            factor = self._factors.setdefault(name, torch.empty_like(p, requires_grad=False))
-            tensors[name] = p * torch.le(ranks, rank, out=factor)
+            if name not in self._factors:
+                self._factors[name] = torch.empty_like(p, requires_grad=False)
+            tensors[name] = p * torch.le(ranks, rank, out=self._factors[name])
         if not self._teaches_batchnorm(rank, largest=largest):
             tensors |= {name: b.clone() for name, b in self._model.named_buffers()}
         return tensors

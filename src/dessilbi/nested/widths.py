@@ -15,10 +15,11 @@ from dessilbi.path.layers import make_layers
 from .branches import EQUAL, Branch, Branches
 from .channels import ChannelRanking
 from .passes import add_gradients, detached, forward
-from .ranking import WHOLE, rank_of
-from .schedule import SECOND, NestedSchedule, due, even
+from .ranking import WHOLE
+from .schedule import NestedSchedule
 from .slicing import Slicer, copied, narrow_copy, widened
 from .training import Nested
+from .width_draws import WidthDraws
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -131,8 +132,10 @@ class NestedWidths(Nested):
         self._channels = ChannelRanking(self._layers, self._slicer)
         self.dependents = self._channels.dependents()
         self._cuts: dict[int, Cut] = {}
-        self._frequency: float | None = None
-        """What :meth:`_often` found for this ranking."""
+        self._draws = WidthDraws(
+            schedule, self._branches, branch_at, branch_macs, small_fraction,
+            lambda rank: self._slicer.cost(self._cut(rank)),
+        )  # fmt: skip
         self._attach()
 
     def _by_filter(self) -> tuple[Layer, ...]:
@@ -189,7 +192,7 @@ class NestedWidths(Nested):
         if not any(p.grad is not None for p in self._params.values()):
             for branch in branches.values():
                 branch.opt.zero_grad()  # as the others' were, perhaps of a step that was given up
-        self._drawn = self._draw()
+        self._drawn = self._draws.ranks(self.seed, self._step, self.steps)
         arguments = x if isinstance(x, tuple) else (x,)
         average = isinstance(net, DistributedDataParallel)
         first, *others = self._drawn
@@ -239,61 +242,6 @@ class NestedWidths(Nested):
                     moves[p] = cut.inside(name, p)
         self._restriction.set(moves)
 
-    def _draw(self) -> tuple[int, ...]:
-        """Ranks of this step's networks, the largest first."""
-        schedule, branches = self.schedule, self._branches
-        if self._progress < schedule.ramp_start:
-            return (WHOLE,)
-        often = self._often()
-        apart = len(branches.by_rank)
-        leaves = [
-            rank
-            for number, rank in enumerate(branches.by_rank)
-            if due(self._step, often, number / apart)
-        ][::-1]
-        if branches.complete:
-            return (WHOLE, *leaves)
-        smallest, drawn = self._smallest(), even(self.seed, self._step)
-        large, full = 1.0, schedule.full_fraction
-        if drawn >= full:  # the upper half of the widths, in their logarithm
-            large = smallest ** (0.5 * (drawn - full) / (1 - full))
-        widths = [large]
-        second, limit = even(self.seed, self._step, SECOND), often * self.small_fraction
-        if second < limit:
-            widths.append(self._small_width(smallest, second / limit))
-        ranks = {rank_of(width, schedule.min_density) for width in widths}
-        return (*sorted(ranks, reverse=True), *leaves)
-
-    def _smallest(self) -> float:
-        """The smallest width that may be drawn: narrower ones have left."""
-        smallest, branches = self.schedule.smallest(self._progress), self._branches
-        return max(smallest, branches.shared[0]) if branches.by_rank else smallest
-
-    def _small_width(self, smallest: float, drawn: float) -> float:
-        """One from the lower half, in their logarithm; at last one that is about to leave."""
-        if not self._leaving:
-            return float(smallest ** (1 - 0.5 * drawn))
-        shared = self._branches.shared
-        return shared[int(drawn * len(shared))]
-
-    @property
-    def _leaving(self) -> bool:
-        """Whether only widths that leave are trained beside the whole network."""
-        return self._progress >= self.schedule.ramp_end and self.branch_at[0] < 1
-
-    def _often(self) -> float:
-        """In what part of the steps a branch is trained."""
-        if not self._leaving:
-            return 1.0
-        if self._frequency is None:
-            branches, cost = self._branches, self._slicer.cost
-            total = sum(cost(branch.cut) for branch in branches.by_rank.values())
-            for width in branches.shared:
-                share = cost(self._cut(rank_of(width, self.schedule.min_density)))
-                total += self.small_fraction * share / len(branches.shared)
-            self._frequency = min(1.0, self.branch_macs / total)
-        return self._frequency
-
     def _begin_step(self) -> None:
         if self._branches.complete:
             self._used = True  # nothing is ranked any more
@@ -325,7 +273,8 @@ class NestedWidths(Nested):
 
     def _set_ranks(self, ranks: list[Tensor]) -> None:
         super()._set_ranks(ranks)
-        self._cuts, self._frequency = {}, None
+        self._cuts = {}
+        self._draws.forget_costs()
 
     def _cut(self, rank: int) -> Cut:
         if rank not in self._cuts:
