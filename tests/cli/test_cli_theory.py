@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -156,6 +158,13 @@ def test_optimizers_without_a_bound_are_refused(
     code, text = said(capsys, "theory", file_of(config, tmp_path), *FEW)
     assert code == 1
     assert "the bounds are about optimizers dessilbi and sgd, not adam" in text
+
+
+def test_a_competitor_of_the_paper_is_known_in_a_process_of_its_own(tmp_path: Path) -> None:
+    config = replace(SMALL, optimizer=type(SMALL.optimizer)(name="adabound", lr=1e-3))
+    command = [sys.executable, "-m", "dessilbi", "theory", file_of(config, tmp_path), *FEW]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "the bounds are about optimizers dessilbi and sgd, not adabound" in done.stderr
 
 
 def test_sgd_is_dessilbi_without_a_twin(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

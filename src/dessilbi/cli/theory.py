@@ -65,6 +65,7 @@ def theory(arguments: list[str]) -> None:
         _check_picture(command.plot, command.steps)
     set_threads(command.data.threads)
     run, config = _find(command)
+    import dessilbi.paper.optimizers  # noqa: F401 - lets configurations name them
     from dessilbi.lab.analysis.theory import Study
     from dessilbi.lab.training.distributed import pick_device
 

@@ -12,7 +12,13 @@ import tyro
 from dessilbi._text import did_you_mean
 from dessilbi.cli.options import set_threads
 from dessilbi.lab.run.config import Config, ConfigError, OptimizerConfig
-from dessilbi.lab.run.methods import METHODS, NestedWeights, NestedWidths, method_name
+from dessilbi.lab.run.methods import (
+    METHODS,
+    GradualPruning,
+    NestedWeights,
+    NestedWidths,
+    method_name,
+)
 from dessilbi.lab.run.options import RunOptions
 from dessilbi.lab.run.recipes import RECIPES, find_recipe
 from dessilbi.paper.competitors import COMPETITORS
@@ -163,7 +169,8 @@ def run_to_the_end(command: TrainCommand) -> RunDir:
             f"done: {summary['epoch']} epochs, {summary['accuracy']:.2f} % "
             f"on the {summary['judged_on']} set"
         )
-        if "sparse_accuracy" in summary and command.config.start is None:
+        pruned = isinstance(command.config.method, GradualPruning)  # its density is another one
+        if "sparse_accuracy" in summary and command.config.start is None and not pruned:
             text += (
                 f"; on the support of Gamma {summary['sparse_accuracy']:.2f} % "
                 f"with {summary['density']:.1%} of the weights"
