@@ -45,14 +45,14 @@ class Curve:
     """By size; in each, one point a seed."""
 
     def spread(self, at: int) -> tuple[float, float, float]:
-        """Mean, lowest and highest accuracy at a place of the curve."""
+        """Mean, lowest and highest accuracy at a point of the curve."""
         values = [p.accuracy for p in self.points[at]]
         return mean(values), min(values), max(values)
 
 
 def frontier(
     run: RunDir,
-    place: RunOptions,
+    options: RunOptions,
     densities: Sequence[float] = DENSITIES,
     judge_on: str | None = None,
     told: Callable[[str], None] = lambda _: None,
@@ -65,7 +65,7 @@ def frontier(
 
     Args:
         run: a run directory.
-        place: where the data lies.
+        options: where the data lies.
         densities: the budgets.
         judge_on: ``"test"`` or ``"validation"``; by default what the run was judged on.
         told: is given a line about every point that is done.
@@ -74,7 +74,7 @@ def frontier(
     if last is None:
         raise RunError(f"{run.path} has no {LAST}; train it first")
     epoch = int(last.state["epoch"])
-    data = load_data(run.config(), place.data_dir, place.download)
+    data = load_data(run.config(), options.data_dir, options.download)
     split, judged_on = evaluated_split(data, judge_on)
     masks = _masks(run, densities, data)
     image = torch.zeros(1, *data.shape, dtype=getattr(torch, run.config().dtype))

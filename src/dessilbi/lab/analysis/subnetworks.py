@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from dessilbi.lab.analysis.choice import Choice, Retrain
     from dessilbi.lab.run.config import OptimizerConfig
-    from dessilbi.lab.run.directory import RunDir
 
 
 def open_path(run: RunDir) -> SolutionPath:
