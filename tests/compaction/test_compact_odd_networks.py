@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from compaction_nets import filter_mask, randomize
 from torch import Tensor, nn
 
+from compaction_nets import filter_mask, randomize
 from dessilbi import Mask, project
 from dessilbi.compaction import Compact, CompactError, compact
 from dessilbi.graph.compare import difference, drawn_examples

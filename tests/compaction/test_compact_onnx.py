@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from compaction_nets import NETS, filter_mask, lab_net, masked, randomize, relative
 
+from compaction_nets import NETS, filter_mask, lab_net, masked, randomize, relative
 from dessilbi.compaction import compact, export_onnx, run_onnx
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from compaction_nets import Tied, filter_mask, lab_net, randomize, tied_mask
 from torch import nn
 
+from compaction_nets import Tied, filter_mask, lab_net, randomize, tied_mask
 from dessilbi import DessiLBI, Mask, split_parameters
 from dessilbi.compaction import CompactError, compact
 from dessilbi.subnet import HeldMask

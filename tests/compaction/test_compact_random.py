@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from compaction_nets import masked, randomize, relative
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from compaction_nets import masked, randomize, relative
 from dessilbi import Mask
 from dessilbi.compaction import compact
 

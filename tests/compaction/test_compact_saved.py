@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from compaction_nets import NETS, Tied, filter_mask, lab_net, outputs, randomize, tied_mask
 from torch import nn
 
+from compaction_nets import NETS, Tied, filter_mask, lab_net, outputs, randomize, tied_mask
 from dessilbi import Mask
 from dessilbi.compaction import Compact, CompactError, compact, load_compact
 from dessilbi.path import FormatError

@@ -7,9 +7,9 @@ from copy import deepcopy
 
 import pytest
 import torch
-from compaction_nets import lab_net, weight_mask
 from torch import nn
 
+from compaction_nets import lab_net, weight_mask
 from dessilbi import project
 from dessilbi.compaction import SparseLinear, sparsify
 

@@ -8,6 +8,9 @@ from copy import deepcopy
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, prune
+
 from compaction_nets import (
     NETS,
     Hardcoded,
@@ -18,9 +21,6 @@ from compaction_nets import (
     randomize,
     relative,
 )
-from torch import Tensor, nn
-from torch.nn.utils import parametrizations, prune
-
 from dessilbi import Mask
 from dessilbi.compaction import Compact, CompactError, compact
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from compaction_nets import NETS, Residual, Separable, lab_net
 from torch import Tensor, nn
 
 import dessilbi.optim
+from compaction_nets import NETS, Residual, Separable, lab_net
 from compilers import needs_compiler
 from dessilbi import DessiLBI, Mask, PathRecorder, compact, split_parameters
 from dessilbi.subnet import FrozenSupport
