@@ -11,10 +11,12 @@ import torch
 from nested_nets import (
     OPTIONS,
     Net,
+    Plain,
     Remembering,
     batch,
     by_weight,
     make,
+    make_widths,
     train,
     train_in_place,
     weights,
@@ -276,6 +278,29 @@ def test_weights_may_lie_in_memory_as_they_like(layout: torch.memory_format) -> 
             opt.step()
     for name, W in weights(net).items():
         torch.testing.assert_close(W, twin.get_parameter(name).detach(), rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("widths", [False, True])
+def test_a_compiled_network_may_be_given(widths: bool) -> None:
+    """It is a wrapper that has no length, and so no truth value."""
+    found = []
+    for compiled in (False, True):
+        net: nn.Module
+        opt: torch.optim.Optimizer
+        if widths:
+            net, opt, nested = make_widths(Plain)
+        else:
+            net, opt = make()
+            nested = by_weight(net, opt)  # type: ignore[assignment]
+        wrapped = torch.compile(net, backend="eager") if compiled else net
+        for step in range(4):
+            x, y = batch(step)
+            opt.zero_grad()
+            nested.backward(x, partial(cross_entropy, target=y), net=wrapped)
+            opt.step()
+        found.append(weights(net))
+    for name, W in found[0].items():
+        torch.testing.assert_close(found[1][name], W)
 
 
 # ---------------------------------------------------------------------- weights in place

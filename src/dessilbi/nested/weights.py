@@ -174,7 +174,7 @@ class NestedTraining(Nested):
             add_gradients(value * weight, params, average=False)
         else:
             with self._weights_in_place(largest):
-                output = (net or self._model)(*arguments)
+                output = (self._model if net is None else net)(*arguments)
                 value = loss(output)
                 torch.autograd.backward(value * weight)
         self._restrict(largest)

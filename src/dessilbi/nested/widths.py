@@ -197,7 +197,7 @@ class NestedWidths(Nested):
         average = isinstance(net, DistributedDataParallel)
         first, *others = self._drawn
         if first == WHOLE:
-            output = (net or self._model)(*arguments)
+            output = (self._model if net is None else net)(*arguments)
             value = loss(output)
             torch.autograd.backward(value * weight)
         else:
