@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dessilbi.compaction import compact
+    from dessilbi.errors import DessilbiError
     from dessilbi.nested import NestedSchedule, NestedTraining, NestedWidths
-    from dessilbi.optim import DessiLBI, split_parameters
+    from dessilbi.optim import DessiLBI, GroupLasso, Lasso, split_parameters
     from dessilbi.path import Mask, PathRecorder, SolutionPath
     from dessilbi.subnet import project, recalibrate_batchnorm
 
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
 _HOME = {
     "DessiLBI": "dessilbi.optim",
+    "DessilbiError": "dessilbi.errors",
+    "GroupLasso": "dessilbi.optim",
+    "Lasso": "dessilbi.optim",
     "Mask": "dessilbi.path",
     "NestedSchedule": "dessilbi.nested",
     "NestedTraining": "dessilbi.nested",
@@ -33,6 +37,9 @@ _HOME = {
 
 __all__ = [
     "DessiLBI",
+    "DessilbiError",
+    "GroupLasso",
+    "Lasso",
     "Mask",
     "NestedSchedule",
     "NestedTraining",

@@ -74,8 +74,8 @@ def check_fit(
         if tensor is not None and (tensor.shape != shape or tensor.device != device):
             raise ValueError(
                 f"the {what} of parameter {name(p)} has shape {tuple(tensor.shape)} on "
-                f"{tensor.device}, the parameter {tuple(shape)} on {device}: it was replaced "
-                "after a step; make a new optimizer for it"
+                f"{tensor.device}, but the parameter is now {tuple(shape)} on {device}: it was "
+                "replaced after a step; make a new optimizer for it"
             )
     scale = own.get("lambd_scale")
     if scale is not None and group["lambd_scale"] == "init":

@@ -46,7 +46,7 @@ def read_cifar10(data_dir: str | Path | None, fetch: bool) -> RawSet:
         raise missing(
             "cifar10",
             "cifar-10-batches-bin/, train/<class>/*.jpg, cifar-10-binary.tar.gz or "
-            "cifar10-jpeg.tar.gz",
+            "cifar10-jpeg.tar.gz (cifar-10-batches-py is pickled, and pickles are not read)",
             folders,
             f"Run again with --download ({download.megabytes('cifar10')}), "
             "or name the folder in --data-dir or DESSILBI_DATA.",

@@ -258,8 +258,8 @@ def _plain_values(text: str, source: str | Path) -> dict[str, Any]:
     found = values.pop("format", FORMAT)
     if {"nested", "prune", "freeze"} & values.keys():
         raise ConfigError(
-            f"{source} is of dessilbi 0.1, whose runs this version does not read: open it with "
-            "`pip install dessilbi==0.1`, or train anew"
+            f"{source} is of dessilbi 0.1, whose runs this version does not read: train anew, or "
+            "look at it with a checkout of that version"
         )
     if found != FORMAT:
         raise ConfigError(
