@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -43,8 +44,44 @@ def forward(
     return found
 
 
+@dataclass(frozen=True)
+class Masked:
+    """A parameter in a subnetwork: a copy in memory of its own, used again by every pass."""
+
+    p: Tensor
+    weights: Tensor
+    """The copy, zero outside of the subnetwork: what the network is run with."""
+    inside: Tensor
+    """1 in the subnetwork, else 0."""
+
+    @classmethod
+    def like(cls, p: Tensor) -> Masked:
+        """The memory for a parameter."""
+        inside = torch.empty_like(p, requires_grad=False)
+        return cls(p, torch.empty_like(p, requires_grad=p.requires_grad), inside)
+
+    @torch.no_grad()
+    def set(self, ranks: Tensor, rank: int) -> Tensor:
+        """The weights up to a rank; the last pass that used the memory must be over."""
+        torch.le(ranks, rank, out=self.inside)
+        torch.mul(self.p, self.inside, out=self.weights.detach())
+        return self.weights
+
+    @torch.no_grad()
+    def pass_gradient_on(self) -> None:
+        """Add the copy's gradient to the parameter's."""
+        g, self.weights.grad = self.weights.grad, None
+        if g is None:
+            return
+        if self.p.grad is not None:
+            self.p.grad.addcmul_(g, self.inside)
+        else:  # in memory as the parameter is
+            g = g if g.stride() == self.p.stride() else torch.empty_like(self.p).copy_(g)
+            self.p.grad = g.mul_(self.inside)
+
+
 def add_gradients(value: Tensor, params: Iterable[Tensor], *, average: bool) -> None:
-    """Add the gradients of a loss to those that parameters have.
+    """Add the gradients of a loss to those that parameters (or copies of them) have.
 
     Args:
         value: the loss.

@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dessilbi.subnet.project import masked_weights, zero_outside
 
-from .passes import add_gradients, detached, forward
+from .passes import Masked, add_gradients, detached, forward
 from .ranking import WHOLE, by_weight
 from .schedule import NestedSchedule
 from .slicing import copied
@@ -122,7 +122,7 @@ class NestedTraining(Nested):
             self._prices = {name: count**mac_exponent for name, count in macs.items()}
         self._by_weight: dict[str, Tensor] = {}
         """By parameter, the rank of each weight."""
-        self._factors: dict[str, Tensor] = {}
+        self._masked: dict[str, Masked] = {}
         self._in_place: AbstractContextManager[None] | None = None
         self._attach()
 
@@ -163,15 +163,11 @@ class NestedTraining(Nested):
         )
         arguments = x if isinstance(x, tuple) else (x,)
         average = isinstance(net, DistributedDataParallel)
-        params = list(self._model.parameters())
         largest, *others = self._drawn
         for rank in others:
-            _, value = forward(self._model, self._tensors(rank), arguments, loss)
-            add_gradients(value * weight, params, average=average)
+            self._pass(rank, arguments, loss, weight, average=average)
         if net is None and largest < WHOLE:
-            tensors = self._tensors(largest, largest=True)
-            output, value = forward(self._model, tensors, arguments, loss)
-            add_gradients(value * weight, params, average=False)
+            output, value = self._pass(largest, arguments, loss, weight, largest=True)
         else:
             with self._weights_in_place(largest):
                 output = (self._model if net is None else net)(*arguments)
@@ -180,18 +176,28 @@ class NestedTraining(Nested):
         self._restrict(largest)
         return detached(output), value.detach()
 
-    def _tensors(self, rank: int, *, largest: bool = False) -> dict[str, Tensor]:
-        """The weights of a subnetwork, as functions of the whole one's, and copies of buffers."""
-        tensors = {}
-        for name, ranks in self._by_weight.items():
-            p = self._params[name]
-            # In memory that the step's next network uses again: no pass outlives its backward.
-            if name not in self._factors:
-                self._factors[name] = torch.empty_like(p, requires_grad=False)
-            tensors[name] = p * torch.le(ranks, rank, out=self._factors[name])
+    def _pass(
+        self,
+        rank: int,
+        arguments: tuple[Any, ...],
+        loss: Callable[[Any], Tensor],
+        weight: float,
+        *,
+        average: bool = False,
+        largest: bool = False,
+    ) -> tuple[Any, Tensor]:
+        """A pass of a subnetwork, beside the whole one: with copies of weights and buffers."""
+        tensors = {n: self._masked[n].set(ranks, rank) for n, ranks in self._by_weight.items()}
+        torch.clear_autocast_cache()  # it knows tensors by their identity, not by what is in them
+        others = (p for n, p in self._model.named_parameters() if n not in tensors)
+        run_with = tensors
         if not self._teaches_batchnorm(rank, largest=largest):
-            tensors |= {name: b.clone() for name, b in self._model.named_buffers()}
-        return tensors
+            run_with = tensors | {n: b.clone() for n, b in self._model.named_buffers()}
+        output, value = forward(self._model, run_with, arguments, loss)
+        add_gradients(value * weight, (*tensors.values(), *others), average=average)
+        for name in tensors:
+            self._masked[name].pass_gradient_on()
+        return output, value
 
     def _teaches_batchnorm(self, rank: int, *, largest: bool) -> bool:
         return rank == WHOLE or (largest and self.schedule.full_fraction == 0)
@@ -214,6 +220,8 @@ class NestedTraining(Nested):
             layer.name: by_weight(layer, r, self._params[layer.name])
             for layer, r in zip(self._layers, ranks, strict=True)
         }
+        for name in self._by_weight:
+            self._masked.setdefault(name, Masked.like(self._params[name]))
 
     # ------------------------------------------------------------------ weights in place
 
