@@ -66,7 +66,7 @@ class Steps:
             set_grads(self.params, k)
             self.step()
 
-    def refuses(self, message: str) -> None:
+    def assert_refuses(self, message: str) -> None:
         """The next step is refused, and nothing has moved; state of zeros may have been made."""
         before = state_of(self.opt)
         with pytest.raises(REFUSALS, match=message):
@@ -82,7 +82,7 @@ def test_a_parameter_of_another_shape_is_refused(way: Way, shape: tuple[int, ...
     steps.run(2)
     steps.params[1].data = torch.randn(shape, dtype=torch.float64)
     steps.params[1].grad = torch.randn(shape, dtype=torch.float64)
-    steps.refuses(r"v of parameter 'linear' has shape \(5, 6\).*make a new optimizer")
+    steps.assert_refuses(r"v of parameter 'linear' has shape \(5, 6\).*make a new optimizer")
 
 
 @needs_compiler
@@ -106,7 +106,7 @@ def test_a_momentum_buffer_alone_is_looked_at(way: Way) -> None:
     steps.run(2)
     steps.params[2].data = torch.randn(100000, dtype=torch.float64)
     steps.params[2].grad = torch.randn(100000, dtype=torch.float64)
-    steps.refuses(r"momentum_buffer of parameter 'bias' has shape \(7,\)")
+    steps.assert_refuses(r"momentum_buffer of parameter 'bias' has shape \(7,\)")
 
 
 @pytest.mark.parametrize("way", EAGER)
@@ -117,7 +117,7 @@ def test_a_stale_gradient_is_refused(way: Way, begun: bool) -> None:
         steps.run(2)
     set_grads(steps.params, 2)
     steps.params[1].data = torch.randn(100000, 6, dtype=torch.float64)
-    steps.refuses(r"the gradient of parameter 'linear' has shape \(5, 6\)")
+    steps.assert_refuses(r"the gradient of parameter 'linear' has shape \(5, 6\)")
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -127,7 +127,7 @@ def test_a_stale_update_mask_is_refused(way: Way) -> None:
     steps.opt.restrict({bias: torch.ones_like(bias, dtype=torch.bool)})
     bias.data = torch.randn(100000, dtype=torch.float64)
     set_grads(steps.params, 0)
-    steps.refuses(r"the update mask of parameter 'bias' has shape \(7,\)")
+    steps.assert_refuses(r"the update mask of parameter 'bias' has shape \(7,\)")
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -199,7 +199,7 @@ def test_options_are_checked_when_they_change(
     steps.run(2)
     steps.opt.param_groups[1].update(change)
     set_grads(steps.params, 2)
-    steps.refuses(message)
+    steps.assert_refuses(message)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -224,7 +224,7 @@ def test_a_tensor_lr_is_looked_at(way: Way) -> None:
     steps.run(2)
     lr.fill_(math.nan)
     set_grads(steps.params, 2)
-    steps.refuses(r"lr must be >= 0 and finite, got tensor\(nan")
+    steps.assert_refuses(r"lr must be >= 0 and finite, got tensor\(nan")
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -246,7 +246,7 @@ def test_a_refused_option_can_be_put_right(way: Way) -> None:
     steps.run(2)
     steps.opt.param_groups[0]["nu"] = 0
     set_grads(steps.params, 2)
-    steps.refuses("nu must be > 0")
+    steps.assert_refuses("nu must be > 0")
     steps.opt.param_groups[0]["nu"] = LIVELY["nu"]
     steps.run(3, start=2)
     truth.run(5)
