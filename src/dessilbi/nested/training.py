@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from .ranking import WHOLE, budget_ranks, density_of, rank_of, ranked_weights
 from .restrict import Restriction
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -31,7 +32,7 @@ _BATCHES = 8
 """Batches of inputs that are remembered to recalibrate BatchNorm on."""
 
 
-class Nested:
+class Nested(ABC):
     """A training whose steps draw budgets: which groups belong to which of them, and since when.
 
     Options are those of :class:`NestedTraining`.
@@ -92,6 +93,39 @@ class Nested:
     @property
     def _progress(self) -> float:
         return self._step / self.steps
+
+    def backward(
+        self,
+        x: Any,
+        loss: Callable[[Any], Tensor],
+        *,
+        net: nn.Module | None = None,
+        weight: float = 1.0,
+    ) -> tuple[Any, Tensor]:
+        """Forward and backward pass of this step's networks; gradients are added up.
+
+        Args:
+            x: the batch, or a tuple of arguments.
+            loss: what to make of an output.
+            net: the network as it is to be called, if it is wrapped (DistributedDataParallel).
+            weight: factor of all gradients.
+
+        Returns:
+            Output and loss of the largest network.
+        """
+        self._begin_step()
+        self._inputs.append(x)
+        return self._passes(x if isinstance(x, tuple) else (x,), loss, net, weight)
+
+    @abstractmethod
+    def _passes(
+        self,
+        arguments: tuple[Any, ...],
+        loss: Callable[[Any], Tensor],
+        net: nn.Module | None,
+        weight: float,
+    ) -> tuple[Any, Tensor]:
+        """Draw the step's networks and make their passes."""
 
     def _begin_step(self) -> None:
         self._used = True

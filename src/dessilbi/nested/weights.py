@@ -137,31 +137,16 @@ class NestedTraining(Nested):
 
     # ------------------------------------------------------------------ a step
 
-    def backward(
+    def _passes(
         self,
-        x: Any,
+        arguments: tuple[Any, ...],
         loss: Callable[[Any], Tensor],
-        *,
-        net: nn.Module | None = None,
-        weight: float = 1.0,
+        net: nn.Module | None,
+        weight: float,
     ) -> tuple[Any, Tensor]:
-        """Forward and backward pass of this step's networks; gradients are added up.
-
-        Args:
-            x: the batch, or a tuple of arguments.
-            loss: what to make of an output.
-            net: the network as it is to be called, if it is wrapped (DistributedDataParallel).
-            weight: factor of all gradients.
-
-        Returns:
-            Output and loss of the largest network.
-        """
-        self._begin_step()
-        self._inputs.append(x)
         self._drawn = self.schedule.several_budgets(
             self.budgets_per_step, self.seed, self._step, self.steps
         )
-        arguments = x if isinstance(x, tuple) else (x,)
         average = isinstance(net, DistributedDataParallel)
         largest, *others = self._drawn
         for rank in others:

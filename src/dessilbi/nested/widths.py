@@ -167,33 +167,18 @@ class NestedWidths(Nested):
 
     # ------------------------------------------------------------------ a step
 
-    def backward(
+    def _passes(
         self,
-        x: Any,
+        arguments: tuple[Any, ...],
         loss: Callable[[Any], Tensor],
-        *,
-        net: nn.Module | None = None,
-        weight: float = 1.0,
+        net: nn.Module | None,
+        weight: float,
     ) -> tuple[Any, Tensor]:
-        """Forward and backward pass of this step's networks; gradients are added up.
-
-        Args:
-            x: the batch, or a tuple of arguments.
-            loss: what to make of an output.
-            net: the network as it is to be called, if it is wrapped (DistributedDataParallel).
-            weight: factor of all gradients.
-
-        Returns:
-            Output and loss of the largest network.
-        """
-        self._begin_step()
-        self._inputs.append(x)
         branches = self._branches.by_rank
         if not any(p.grad is not None for p in self._params.values()):
             for branch in branches.values():
                 branch.opt.zero_grad()  # as the others' were, perhaps of a step that was given up
         self._drawn = self._draws.ranks(self.seed, self._step, self.steps)
-        arguments = x if isinstance(x, tuple) else (x,)
         average = isinstance(net, DistributedDataParallel)
         first, *others = self._drawn
         if first == WHOLE:
