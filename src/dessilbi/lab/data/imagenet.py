@@ -17,7 +17,7 @@ from torch.utils.data import Dataset as TorchDataset
 
 from dessilbi.lab.data.augment import Augmentation, ResizedCropFlip
 from dessilbi.lab.data.errors import DataError, require
-from dessilbi.lab.data.places import missing, search_roots
+from dessilbi.lab.data.places import folders, missing
 from dessilbi.lab.data.splits import Batch, Bounds, Pixels, Split
 
 SIDE = 224
@@ -44,20 +44,15 @@ def read_imagenet(
         device: Where batches go.
         workers: Loader processes; 0 decodes in this one.
     """
-    folders = [
-        folder
-        for root in search_roots(data_dir)
-        for folder in (root / "imagenet", root / "ImageNet", root / "ILSVRC2012", root)
-    ]
-    found = [f for f in folders if (f / "train").is_dir() and (f / "val").is_dir()]
+    places = folders(data_dir, "imagenet", "ImageNet", "ILSVRC2012", "")
+    found = [f for f in places if (f / "train").is_dir() and (f / "val").is_dir()]
     if not found:
         raise missing(
             "imagenet",
             "train/<class>/*.JPEG and val/<class>/*.JPEG",
-            folders,
+            places,
             "ImageNet-2012 needs an account, so --download cannot fetch it: get it from "
-            "image-net.org, sort both splits into class folders, and name the folder in "
-            "--data-dir or DESSILBI_DATA.",
+            "image-net.org and sort both splits into class folders",
         )
     datasets = require("torchvision.datasets", purpose="imagenet", install="dessilbi[imagenet]")
     try:
@@ -105,10 +100,6 @@ class FolderSplit(Split):
         return replace(
             self, paths=tuple(self.paths[i] for i in numbers), labels=self.labels[index.cpu()]
         )
-
-    def channels_first(self) -> Self:
-        """See :meth:`Split.channels_first`."""
-        return replace(self, pixels=replace(self.pixels, channels_last=False))
 
     def stream(
         self, order: Tensor, bounds: Bounds, augment: Augmentation | None, draws: Tensor | None

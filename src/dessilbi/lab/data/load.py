@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from dessilbi._text import did_you_mean
 from dessilbi.lab.data import cifar10, imagenet
 from dessilbi.lab.data.augment import Augmentation, PadCropFlip, ResizedCropFlip
-from dessilbi.lab.data.digits import read_digits
+from dessilbi.lab.data.errors import require
 from dessilbi.lab.data.mnist import read_mnist
 from dessilbi.lab.data.splits import Dataset, Pixels, RawSet, Split, TensorSplit
 
@@ -31,6 +32,22 @@ class DatasetInfo:
     augmentation: Augmentation | None = None
 
 
+def _read_digits(data_dir: str | Path | None, fetch: bool) -> RawSet:
+    """The 8x8 digits that ship inside scikit-learn, which need no file and no network.
+
+    Every fifth of the 1,797 images of each class is for testing: no random numbers, so that the
+    split is the same in every version of every library.
+    """
+    datasets = require("sklearn.datasets", purpose="the digits set", install="dessilbi[lab]")
+    bunch = datasets.load_digits()
+    images = torch.from_numpy(bunch.images.astype(np.uint8)).unsqueeze(1)
+    labels = torch.from_numpy(bunch.target.astype(np.int64))
+    one_hot = torch.nn.functional.one_hot(labels)
+    rank_in_class = one_hot.cumsum(0).gather(1, labels.unsqueeze(1)).squeeze(1) - 1
+    test = rank_in_class % 5 == 4
+    return RawSet(images[~test], labels[~test], images[test], labels[test], "scikit-learn")
+
+
 _DIGITS = tuple("0123456789")
 _CLOTHES = (
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat",
@@ -38,9 +55,7 @@ _CLOTHES = (
 )  # fmt: skip
 
 DATASET_INFO = {
-    "digits": DatasetInfo(
-        _DIGITS, (1, 8, 8), (0.3051,), (0.3762,), lambda data_dir, fetch: read_digits(), white=16
-    ),
+    "digits": DatasetInfo(_DIGITS, (1, 8, 8), (0.3051,), (0.3762,), _read_digits, white=16),
     "mnist": DatasetInfo(_DIGITS, (1, 28, 28), (0.1307,), (0.3081,), partial(read_mnist, "mnist")),
     "fashion-mnist": DatasetInfo(
         _CLOTHES, (1, 28, 28), (0.2860,), (0.3530,), partial(read_mnist, "fashion-mnist")

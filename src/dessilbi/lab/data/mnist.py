@@ -1,14 +1,18 @@
 """MNIST and Fashion-MNIST: four idx files with the same names, told apart by their checksums."""
 
+import gzip
+import hashlib
+import struct
+import zlib
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from dessilbi.lab.data import download
 from dessilbi.lab.data.errors import DataError, damaged, warn_unofficial
-from dessilbi.lab.data.idx import read_idx
-from dessilbi.lab.data.places import download_root, missing, search_roots
+from dessilbi.lab.data.places import folders, missing
 from dessilbi.lab.data.splits import RawSet
 
 FILES = (
@@ -18,7 +22,7 @@ FILES = (
     "t10k-labels-idx1-ubyte",
 )
 
-# SHA-256 of the uncompressed files, in the order of FILES.
+# SHA-256 in the order of FILES, of uncompressed bytes: copies differ in how they were compressed.
 CONTENT = {
     "mnist": (
         "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
@@ -62,66 +66,66 @@ def read_mnist(name: str, data_dir: str | Path | None, fetch: bool) -> RawSet:
 
 def _find(name: str, data_dir: str | Path | None, fetch: bool) -> list[Path]:
     """The four files, from the first folder that has them all."""
-    folders = [
-        folder
-        for root in search_roots(data_dir)
-        for folder in (
-            root / name,
-            root / _TORCHVISION[name] / "raw",
-            # Flat: the folder is what the user says it is, and the checksums have the last word.
-            root,
-            root / "raw",
-        )
-    ]
-    incomplete = None
-    for folder in folders:
-        present = _present(folder)
-        if len(present) == len(FILES):
-            return list(present.values())
-        if present and incomplete is None:
-            incomplete = folder
-    if fetch:
-        folder = download_root(data_dir) / name
-        download.fetch(name, folder)
-        return [folder / f"{stem}.gz" for stem in FILES]
-    way_out = (
-        f"Run again with --download ({download.megabytes(name)}), "
-        "or name the folder in --data-dir or DESSILBI_DATA."
-    )
-    if incomplete is not None:
-        absent = [f"{stem}[.gz]" for stem in FILES if stem not in _present(incomplete)]
-        raise DataError(f"{incomplete} lacks {', '.join(absent)} of {name}. {way_out}")
-    raise missing(name, f"{FILES[0]}[.gz] and its three companions", folders, way_out)
-
-
-def _present(folder: Path) -> dict[str, Path]:
-    """The files that are there, plain if there is a choice (no time spent on gzip)."""
-    found = {}
-    for stem in FILES:
-        for path in (folder / f"{stem}.gz", folder / stem):
-            if path.is_file():
-                found[stem] = path
-    return found
+    # Flat, too: a folder is what the user says it is, and the checksums have the last word.
+    places = folders(data_dir, name, f"{_TORCHVISION[name]}/raw", "", "raw")
+    for folder in places:
+        # Plain if there is a choice: no time spent on gzip.
+        pairs = [(folder / stem, folder / f"{stem}.gz") for stem in FILES]
+        found = [path for pair in pairs for path in pair if path.is_file()]
+        if {path.stem for path in found} == set(FILES):
+            return [next(path for path in pair if path.is_file()) for pair in pairs]
+    if not fetch:
+        wanted = ", ".join(f"{stem}[.gz]" for stem in FILES)
+        raise missing(name, wanted, places, download.way_out(name))
+    download.fetch(name, places[0])
+    return [places[0] / f"{stem}.gz" for stem in FILES]
 
 
 def _read_file(name: str, number: int, path: Path) -> Tensor:
     """Read one of the four files and make sure that it belongs to this set."""
     stem, official = FILES[number], _COUNTS[number]
-    values, sha256 = read_idx(path, dimensions=3 if "images" in stem else 1)
+    content = _read_bytes(path)
+    sha256 = hashlib.sha256(content).hexdigest()
+    for other, checksums in CONTENT.items():
+        if sha256 in checksums and sha256 != CONTENT[name][number]:
+            real = FILES[checksums.index(sha256)]
+            raise DataError(
+                f"{path} is {real} of {other}, not {stem} of {name}. Put each set in a folder "
+                f"of its own name ({name}/, {other}/) and name their parent in --data-dir."
+            )
+    values = _parse_idx(content, path, 3 if "images" in stem else 1)
     if sha256 != CONTENT[name][number]:
-        for other, checksums in CONTENT.items():
-            if sha256 in checksums:
-                real = FILES[checksums.index(sha256)]
-                raise DataError(
-                    f"{path} is {real} of {other}, not {stem} of {name}. Put each set in a folder "
-                    f"of its own name ({name}/, {other}/) and name their parent in --data-dir."
-                )
         if values.shape[1:] not in ((), (28, 28)):
-            raise damaged(path, f"its images are {values.shape[1:]} pixels, must be (28, 28)")
+            raise damaged(path, f"its images are {tuple(values.shape[1:])} pixels, not (28, 28)")
         if len(values) == official:
             raise damaged(path, f"its content has SHA-256 {sha256}, not that of {name}")
         warn_unofficial(path, f"{len(values):,} entries", f"{official:,}")
-    return torch.from_numpy(values)
+    return values
+
+
+def _read_bytes(path: Path) -> bytearray:
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            return bytearray(file.read())
+    except (OSError, EOFError, zlib.error) as error:
+        raise damaged(path, f"it cannot be read ({error})") from error
+
+
+def _parse_idx(content: bytearray, path: Path, dimensions: int) -> Tensor:
+    """An idx file: a magic number that tells type and dimensions, big-endian sizes, bytes."""
+    magic, start = bytes([0, 0, 0x08, dimensions]), 4 * (1 + dimensions)
+    if content[:4] != magic or len(content) < start:
+        raise damaged(
+            path, f"it starts with {content[:4].hex()}, must with {magic.hex()} and sizes"
+        )
+    shape = struct.unpack_from(f">{dimensions}I", content, 4)
+    try:
+        return torch.from_numpy(np.frombuffer(content, np.uint8, offset=start).reshape(shape))
+    except ValueError as error:
+        found = len(content) - start
+        raise damaged(
+            path, f"it has {found:,} bytes for the shape {shape} in its header"
+        ) from error
 
 
 def _check_pair(path: Path, images: Tensor, labels: Tensor) -> None:

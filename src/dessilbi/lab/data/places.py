@@ -1,4 +1,4 @@
-"""Where data is looked for, where it is fetched to, and where decoded copies are kept."""
+"""Where data is looked for; what is downloaded goes to the first of these folders."""
 
 import os
 from collections.abc import Sequence
@@ -11,16 +11,12 @@ SYSTEM_DATASETS = Path("/usr/share/datasets")
 """Debian's folder for packaged sets, e.g. ``dataset-fashion-mnist``."""
 
 
-def search_roots(data_dir: str | Path | None) -> list[Path]:
-    """Folders to look in, in order: the argument, ``$DESSILBI_DATA``, the user cache, Debian's."""
+def folders(data_dir: str | Path | None, *names: str) -> list[Path]:
+    """Each of ``names`` in the argument, ``$DESSILBI_DATA``, the user cache and Debian's folder."""
     named = [data_dir, os.environ.get("DESSILBI_DATA")]
     roots = [Path(place).expanduser() for place in named if place]
-    return [*roots, cache_dir("data"), SYSTEM_DATASETS]
-
-
-def download_root(data_dir: str | Path | None) -> Path:
-    """Where ``--download`` puts files: the first place that is searched."""
-    return search_roots(data_dir)[0]
+    roots += [cache_dir("data"), SYSTEM_DATASETS]
+    return [root / name for root in roots for name in names]
 
 
 def missing(name: str, wanted: str, looked_in: Sequence[Path], way_out: str) -> DataError:
@@ -28,4 +24,7 @@ def missing(name: str, wanted: str, looked_in: Sequence[Path], way_out: str) -> 
     places = "\n".join(
         f"  {place}{'' if place.is_dir() else '  (no such folder)'}" for place in looked_in
     )
-    return DataError(f"{name} was not found. Looked for {wanted} in:\n{places}\n{way_out}")
+    return DataError(
+        f"{name} was not found. Looked for {wanted} in:\n{places}\n"
+        f"{way_out}, or name the folder in --data-dir or DESSILBI_DATA."
+    )

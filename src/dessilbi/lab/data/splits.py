@@ -9,7 +9,7 @@ published recipes do.
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor
@@ -54,9 +54,7 @@ class Pixels:
         device: torch.device,
     ) -> Self:
         """Conversion to (value - mean) / std, folded into one multiplication and one addition."""
-        mean_, std_ = (
-            torch.tensor(values, dtype=torch.float64).view(-1, 1, 1) for values in (mean, std)
-        )
+        mean_, std_ = (torch.tensor(v, dtype=torch.float64).view(-1, 1, 1) for v in (mean, std))
         gain, offset = 1 / (white * std_), -mean_ / std_
         return cls(white, dtype, gain.to(device, dtype), offset.to(device, dtype))
 
@@ -74,17 +72,19 @@ class Split(ABC):
     """Images and labels that can be read in any order: what :func:`batches` needs of a set."""
 
     labels: Tensor
+    pixels: Pixels
 
     def __len__(self) -> int:
         return len(self.labels)
 
+    def channels_first(self) -> Self:
+        """The same, its images in torch's plain layout on every device."""
+        plain = replace(self.pixels, channels_last=False)
+        return cast("Self", replace(cast("Any", self), pixels=plain))
+
     @abstractmethod
     def take(self, index: Tensor) -> Self:
         """The split made of the images numbered ``index``."""
-
-    @abstractmethod
-    def channels_first(self) -> Self:
-        """The same, its images in torch's plain layout on every device."""
 
     @abstractmethod
     def stream(
@@ -116,10 +116,6 @@ class TensorSplit(Split):
                 "images and labels must have the same length, "
                 f"got {len(self.images)} and {len(self.labels)}"
             )
-
-    def channels_first(self) -> Self:
-        """See :meth:`Split.channels_first`."""
-        return replace(self, pixels=replace(self.pixels, channels_last=False))
 
     def tensors(self) -> Batch:
         """The whole split as (images, labels), converted; for sets small enough for one batch."""
