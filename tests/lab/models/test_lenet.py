@@ -1,8 +1,9 @@
 import pytest
 import torch
 
-from dessilbi.lab.models import ModelError, make_model
+from dessilbi.lab.models import make_model
 from dessilbi.lab.models.lenet import lenet_5, lenet_300_100
+from dessilbi.lab.models.task import Task
 
 
 def weight_counts(model: torch.nn.Module) -> dict[str, int]:
@@ -11,7 +12,7 @@ def weight_counts(model: torch.nn.Module) -> dict[str, int]:
 
 def test_lenet_300_100_has_the_layers_of_the_papers_table():
     # Table "sparsity for every layer of Lenet-3": 235200, 30000, 1000.
-    model = lenet_300_100(num_classes=10, in_channels=1, input_size=28)
+    model = lenet_300_100(Task(10, 1, 28))
     assert weight_counts(model) == {"fc1.weight": 235200, "fc2.weight": 30000, "fc3.weight": 1000}
     assert sum(p.numel() for p in model.parameters()) == 266_610
 
@@ -25,7 +26,7 @@ def test_lenet_3_is_another_name_for_lenet_300_100():
 
 
 def test_lenet_5_names_its_third_convolution_as_the_paper_does():
-    model = lenet_5(num_classes=10, in_channels=1, input_size=28)
+    model = lenet_5(Task(10, 1, 28))
     assert weight_counts(model) == {
         "conv.c1.weight": 150,
         "conv.c3.weight": 2400,
@@ -38,13 +39,13 @@ def test_lenet_5_names_its_third_convolution_as_the_paper_does():
 
 @pytest.mark.parametrize("input_size", [28, 31, 32, 33, 48])
 def test_lenet_5_reads_other_sizes(input_size):
-    model = lenet_5(num_classes=7, in_channels=3, input_size=input_size)
+    model = lenet_5(Task(7, 3, input_size))
     assert model(torch.rand(2, 3, input_size, input_size)).shape == (2, 7)
 
 
 def test_lenet_5_on_32_pixels_is_the_original_without_padding():
-    small = lenet_5(num_classes=10, in_channels=1, input_size=28)
-    original = lenet_5(num_classes=10, in_channels=1, input_size=32)
+    small = lenet_5(Task(10, 1, 28))
+    original = lenet_5(Task(10, 1, 32))
     assert weight_counts(small) == weight_counts(original)
     original.load_state_dict(small.state_dict())
     images = torch.rand(3, 1, 28, 28)
@@ -52,14 +53,9 @@ def test_lenet_5_on_32_pixels_is_the_original_without_padding():
     torch.testing.assert_close(small(images), original(padded))
 
 
-def test_lenet_5_names_its_smallest_image():
-    with pytest.raises(ModelError, match="lenet-5 needs input_size >= 28, got 27"):
-        lenet_5(num_classes=10, in_channels=1, input_size=27)
-
-
 def test_pooling_before_relu_is_the_same_net_as_after_it():
     torch.manual_seed(0)
-    model = lenet_5(num_classes=10, in_channels=1, input_size=28).double()
+    model = lenet_5(Task(10, 1, 28)).double()
     x = torch.randn(8, 1, 28, 28, dtype=torch.float64)
 
     def textbook(x):

@@ -71,6 +71,25 @@ def test_the_task_must_be_positive(argument):
         make_model("lenet-5", **{**TASK, argument: 0})
 
 
+@pytest.mark.parametrize(
+    ("name", "smallest"),
+    [
+        ("digits-net", 2),
+        ("lenet-5", 28),
+        ("conv-2", 2),
+        ("conv-4", 4),
+        ("vgg-4", 8),
+        ("vgg-16", 32),
+    ],
+)
+def test_the_smallest_image_a_net_can_read(name, smallest):
+    task = {"num_classes": 3, "in_channels": 1}
+    images = torch.rand(2, 1, smallest, smallest)
+    assert make_model(name, **task, input_size=smallest)(images).shape == (2, 3)
+    with pytest.raises(ModelError, match=f"{name} needs input_size >= {smallest}, got"):
+        make_model(name, **task, input_size=smallest - 1)
+
+
 def test_an_unknown_scheme_is_refused():
     with pytest.raises(ModelError, match="init must be one of"):
         make_model("digits-net", **TASK, init="")

@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import nn
 
-from dessilbi.lab.models import ModelError
 from dessilbi.lab.models.resnet import BasicBlock, Bottleneck, resnet_50, resnet_basic
+from dessilbi.lab.models.task import Task
 
 # He et al. (2016), table 6: 0.27, 0.46, 0.66, 0.85, 1.7 M with parameter-free shortcuts; the two
 # 1x1 convolutions with BatchNorm add 16*32 + 2*32 + 32*64 + 2*64 = 2752. Six layers more are
@@ -13,13 +13,13 @@ TOTALS = {8: 78_042, 20: 272_474, 32: 466_906, 44: 661_338, 56: 855_770, 110: 1_
 
 @pytest.mark.parametrize(("depth", "total"), TOTALS.items())
 def test_parameter_counts_of_basic_resnets(depth, total):
-    model = resnet_basic(depth, num_classes=10, in_channels=3, input_size=32)
+    model = resnet_basic(depth, Task(10, 3, 32))
     assert sum(p.numel() for p in model.parameters()) == total
 
 
 @pytest.mark.parametrize("depth", TOTALS)
 def test_depth_counts_weighted_layers_outside_the_shortcuts(depth):
-    model = resnet_basic(depth, num_classes=10, in_channels=3, input_size=32)
+    model = resnet_basic(depth, Task(10, 3, 32))
     layers = [
         name
         for name, m in model.named_modules()
@@ -29,7 +29,7 @@ def test_depth_counts_weighted_layers_outside_the_shortcuts(depth):
 
 
 def test_resnet_50():
-    model = resnet_50(num_classes=10, in_channels=3, input_size=32)
+    model = resnet_50(Task(10, 3, 32))
     assert sum(p.numel() for p in model.parameters()) == 23_520_842
     assert [len(getattr(model, f"stage{i}")) for i in (1, 2, 3, 4)] == [3, 4, 6, 3]
     assert not any(isinstance(m, nn.MaxPool2d) for m in model.modules())
@@ -38,7 +38,7 @@ def test_resnet_50():
 
 
 def test_shortcuts_are_1x1_convolutions_exactly_where_the_shape_changes():
-    model = resnet_basic(20, num_classes=10, in_channels=3, input_size=32)
+    model = resnet_basic(20, Task(10, 3, 32))
     projected = [
         name
         for name, m in model.named_modules()
@@ -51,7 +51,7 @@ def test_shortcuts_are_1x1_convolutions_exactly_where_the_shape_changes():
 
 @pytest.mark.parametrize(("input_size", "in_channels"), [(32, 3), (28, 1), (9, 2)])
 def test_output_shape(input_size, in_channels):
-    model = resnet_basic(20, num_classes=4, in_channels=in_channels, input_size=input_size)
+    model = resnet_basic(20, Task(4, in_channels, input_size))
     assert model(torch.rand(2, in_channels, input_size, input_size)).shape == (2, 4)
 
 
@@ -70,9 +70,3 @@ def test_a_block_leaves_its_input_alone():
     before = x.clone()
     BasicBlock(4, 4, 1)(x)
     assert torch.equal(x, before)
-
-
-@pytest.mark.parametrize("depth", [2, 21])
-def test_depth_must_be_six_k_plus_two(depth):
-    with pytest.raises(ModelError, match=f"6 k \\+ 2 with k >= 1, got {depth}"):
-        resnet_basic(depth, num_classes=10, in_channels=3, input_size=32)

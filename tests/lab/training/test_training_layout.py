@@ -13,11 +13,11 @@ from dessilbi import DessiLBI, Mask, NestedWidths, compact, split_parameters
 from dessilbi.graph.ties import tied_channels
 from dessilbi.lab.data import Dataset, TensorSplit, batches
 from dessilbi.lab.models import make_model
-from dessilbi.lab.models.layout import needs_channels_first
 from dessilbi.lab.models.resnet import BasicBlock, _resnet
+from dessilbi.lab.models.task import Task
 from dessilbi.lab.run.config import ModelConfig
 from dessilbi.lab.run.options import RunOptions
-from dessilbi.lab.training.build import laid_out_for, load_data
+from dessilbi.lab.training.build import laid_out_for, load_data, needs_channels_first
 from dessilbi.lab.training.loop import train
 from lab_runs import SMALL
 
@@ -60,7 +60,7 @@ def test_which_networks_need_the_plain_layout(model: nn.Module, needs: bool) -> 
 
 def narrow_resnet(num_classes: int, in_channels: int = 1) -> nn.Module:
     """The lab's ResNet with filters so few that its shortcut needs the plain layout."""
-    return _resnet(BasicBlock, 8, (1, 1), num_classes, in_channels)
+    return _resnet(BasicBlock, 8, (1, 1), Task(num_classes, in_channels, 8))
 
 
 TASK = {"num_classes": 10, "in_channels": 1, "input_size": 8}

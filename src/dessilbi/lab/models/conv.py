@@ -1,42 +1,26 @@
-"""Conv-2 and Conv-4: VGG scaled down, from Frankle and Carbin (2019)."""
+"""Small nets without shortcuts: Conv-2 and Conv-4 of Frankle and Carbin (2019), and the demo's."""
 
 from collections import OrderedDict
 
 from torch import nn
 
-from dessilbi.lab.models.errors import require_side
+from dessilbi.lab.models.task import Task
 
 
-def conv_2(*, num_classes: int, in_channels: int, input_size: int) -> nn.Module:
-    """Two 3x3 convolutions of 64 filters, one pooling, three linear layers.
-
-    Args:
-        num_classes: Number of outputs.
-        in_channels: Channels of the images.
-        input_size: Side of the square images, at least 2.
-    """
-    require_side("conv-2", input_size, 2)
-    return _conv_net((64,), num_classes, in_channels, input_size)
+def conv_2(task: Task) -> nn.Module:
+    """Two 3x3 convolutions of 64 filters, one pooling, three linear layers."""
+    return _conv_net((64,), task)
 
 
-def conv_4(*, num_classes: int, in_channels: int, input_size: int) -> nn.Module:
-    """Four 3x3 convolutions (64, 64, 128, 128 filters), two poolings, three linear layers.
-
-    Args:
-        num_classes: Number of outputs.
-        in_channels: Channels of the images.
-        input_size: Side of the square images, at least 4.
-    """
-    require_side("conv-4", input_size, 4)
-    return _conv_net((64, 128), num_classes, in_channels, input_size)
+def conv_4(task: Task) -> nn.Module:
+    """Four 3x3 convolutions (64, 64, 128, 128 filters), two poolings, three linear layers."""
+    return _conv_net((64, 128), task)
 
 
-def _conv_net(
-    widths: tuple[int, ...], num_classes: int, in_channels: int, input_size: int
-) -> nn.Module:
+def _conv_net(widths: tuple[int, ...], task: Task) -> nn.Module:
     """Two convolutions and a pooling for each width, then linear layers 256, 256, classes."""
     layers = OrderedDict[str, nn.Module]()
-    channels, side = in_channels, input_size
+    _, channels, side = task
     for block, width in enumerate(widths, start=1):
         for index in (2 * block - 1, 2 * block):
             layers[f"conv{index}"] = nn.Conv2d(channels, width, 3, padding=1)
@@ -50,5 +34,25 @@ def _conv_net(
     layers["fc1_relu"] = nn.ReLU()
     layers["fc2"] = nn.Linear(256, 256)
     layers["fc2_relu"] = nn.ReLU()
-    layers["fc3"] = nn.Linear(256, num_classes)
+    layers["fc3"] = nn.Linear(256, task.num_classes)
     return nn.Sequential(layers)
+
+
+def digits_net(task: Task) -> nn.Module:
+    """Two 3x3 convolutions (16, 32 filters) with BatchNorm, one pooling, a linear classifier.
+
+    The demo trains it on the 8x8 digits of scikit-learn in seconds.
+    """
+    return nn.Sequential(
+        OrderedDict[str, nn.Module](
+            conv1=nn.Conv2d(task.in_channels, 16, 3, padding=1, bias=False),
+            bn1=nn.BatchNorm2d(16),
+            relu1=nn.ReLU(),
+            conv2=nn.Conv2d(16, 32, 3, padding=1, bias=False),
+            bn2=nn.BatchNorm2d(32),
+            relu2=nn.ReLU(),
+            pool=nn.MaxPool2d(2),
+            flatten=nn.Flatten(),
+            fc=nn.Linear(32 * (task.input_size // 2) ** 2, task.num_classes),
+        )
+    )

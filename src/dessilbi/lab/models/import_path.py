@@ -11,10 +11,10 @@ from types import ModuleType
 from torch import nn
 
 from dessilbi._text import did_you_mean
-from dessilbi.lab.models.errors import ModelError
+from dessilbi.lab.models.task import ModelError, Task
 
 
-def build_from_path(path: str, *, num_classes: int, in_channels: int, input_size: int) -> nn.Module:
+def build_from_path(path: str, task: Task) -> nn.Module:
     """Import ``module:callable`` and call it for a model.
 
     The callable gets ``num_classes=`` if its signature names it or takes ``**kwargs`` (as
@@ -25,9 +25,7 @@ def build_from_path(path: str, *, num_classes: int, in_channels: int, input_size
 
     Args:
         path: Dotted module, colon, name of the callable.
-        num_classes: Number of outputs.
-        in_channels: Channels of the images.
-        input_size: Side of the square images.
+        task: What the model is asked to do.
 
     Raises:
         ModelError: If the path is malformed, the import fails, the name is missing, or the callable
@@ -40,8 +38,7 @@ def build_from_path(path: str, *, num_classes: int, in_channels: int, input_size
         )
     with _current_directory_importable():
         factory = _attribute(_import(module_name), attribute, path)
-        task = {"num_classes": num_classes, "in_channels": in_channels, "input_size": input_size}
-        model = factory(**_accepted(factory, task, path))
+        model = factory(**_accepted(factory, task._asdict(), path))
     if not isinstance(model, nn.Module):
         raise ModelError(
             f"{path!r} must return a torch.nn.Module, got {type(model).__name__}; "

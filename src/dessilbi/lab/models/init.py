@@ -4,7 +4,7 @@ from typing import Literal, get_args
 
 from torch import nn
 
-from dessilbi.lab.models.errors import ModelError
+from dessilbi.lab.models.task import ModelError
 
 Scheme = Literal["he", "he-fan-in", "default"]
 
@@ -48,7 +48,7 @@ def initialize(model: nn.Module, scheme: Scheme) -> nn.Module:
         raise ModelError(f"init must be one of {choices}, got {scheme!r}")
     for module in model.modules():
         if scheme == "default" or isinstance(module, NORMALISATIONS):
-            _reset(module)
+            getattr(module, "reset_parameters", lambda: None)()  # if it knows how
         elif isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
             fan_out = scheme == "he" and not isinstance(module, nn.Linear)
             mode: Literal["fan_out", "fan_in"] = "fan_out" if fan_out else "fan_in"
@@ -56,10 +56,3 @@ def initialize(model: nn.Module, scheme: Scheme) -> nn.Module:
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
     return model
-
-
-def _reset(module: nn.Module) -> None:
-    """Let a layer draw its own parameters again, if it knows how."""
-    reset = getattr(module, "reset_parameters", None)
-    if callable(reset):
-        reset()

@@ -1,46 +1,43 @@
 """Models by name: the nets of the paper, or anything importable as ``module:callable``."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Final, Protocol
+from typing import Final, NamedTuple
 
 import torch
 from torch import nn
 
 from dessilbi._text import did_you_mean
-from dessilbi.lab.models.conv import conv_2, conv_4
-from dessilbi.lab.models.digits import digits_net
-from dessilbi.lab.models.errors import ModelError
+from dessilbi.lab.models.conv import conv_2, conv_4, digits_net
 from dessilbi.lab.models.import_path import build_from_path
 from dessilbi.lab.models.init import Scheme, initialize
 from dessilbi.lab.models.lenet import lenet_5, lenet_300_100
 from dessilbi.lab.models.resnet import resnet_50, resnet_basic
+from dessilbi.lab.models.task import ModelError, Task
 from dessilbi.lab.models.vgg import vgg_4, vgg_16
 
 
-class ModelBuilder(Protocol):
-    """A net as a function of the task: how many classes, channels, and pixels a side."""
+class Known(NamedTuple):
+    """A net of the registry."""
 
-    def __call__(self, *, num_classes: int, in_channels: int, input_size: int) -> nn.Module:
-        """Build the net."""
+    build: Callable[[Task], nn.Module]
+    smallest: int = 1
+    """Side of the smallest image that leaves every layer something to read."""
 
 
-MODELS: Final[Mapping[str, ModelBuilder]] = {
-    "digits-net": digits_net,
-    "lenet-5": lenet_5,
-    "lenet-300-100": lenet_300_100,
-    "lenet-3": lenet_300_100,  # the paper's name for it
-    "conv-2": conv_2,
-    "conv-4": conv_4,
-    "vgg-4": vgg_4,
-    "vgg-16": vgg_16,
-    "resnet-8": partial(resnet_basic, 8),
-    "resnet-20": partial(resnet_basic, 20),
-    "resnet-32": partial(resnet_basic, 32),
-    "resnet-44": partial(resnet_basic, 44),
-    "resnet-56": partial(resnet_basic, 56),
-    "resnet-110": partial(resnet_basic, 110),
-    "resnet-50": resnet_50,
+MODELS: Final[Mapping[str, Known]] = {
+    "digits-net": Known(digits_net, 2),
+    "lenet-5": Known(lenet_5, 28),
+    "lenet-300-100": Known(lenet_300_100),
+    "lenet-3": Known(lenet_300_100),  # the paper's name for it
+    "conv-2": Known(conv_2, 2),
+    "conv-4": Known(conv_4, 4),
+    "vgg-4": Known(vgg_4, 8),
+    "vgg-16": Known(vgg_16, 32),
+    **{
+        f"resnet-{depth}": Known(partial(resnet_basic, depth)) for depth in (8, 20, 32, 44, 56, 110)
+    },
+    "resnet-50": Known(resnet_50),
 }
 
 
@@ -73,30 +70,32 @@ def make_model(
         ModelError: If the name is unknown, the path cannot be imported or does not give a module,
             or the net does not fit the task.
     """
-    for argument, value in (
-        ("num_classes", num_classes),
-        ("in_channels", in_channels),
-        ("input_size", input_size),
-    ):
+    task = Task(num_classes, in_channels, input_size)
+    for argument, value in task._asdict().items():
         if value < 1:
             raise ModelError(f"{argument} must be >= 1, got {value}")
-    build: ModelBuilder
     if ":" in name:
-        build, scheme = partial(build_from_path, name), init
+        model = build_from_path(name, task)
     else:
-        build, scheme = _named(name), "he" if init is None else init
-    model = build(num_classes=num_classes, in_channels=in_channels, input_size=input_size)
-    if scheme is not None:
-        initialize(model, scheme)
+        model = _find(name, input_size).build(task)
+        init = "he" if init is None else init
+    if init is not None:
+        initialize(model, init)
     return model if dtype is None else model.to(dtype)
 
 
-def _named(name: str) -> ModelBuilder:
+def _find(name: str, input_size: int) -> Known:
     """Look a name up, or say what comes nearest."""
-    if name in MODELS:
-        return MODELS[name]
-    hint = did_you_mean(name, MODELS, otherwise=".")
-    raise ModelError(
-        f"unknown model {name!r}{hint} Known: {', '.join(MODELS)}; "
-        "or an import path with a colon, such as torchvision.models:resnet18"
-    )
+    if name not in MODELS:
+        hint = did_you_mean(name, MODELS, otherwise=".")
+        raise ModelError(
+            f"unknown model {name!r}{hint} Known: {', '.join(MODELS)}; "
+            "or an import path with a colon, such as torchvision.models:resnet18"
+        )
+    found = MODELS[name]
+    if input_size < found.smallest:
+        raise ModelError(
+            f"{name} needs input_size >= {found.smallest}, got {input_size}; "
+            "pad or resize the images, or choose a net with fewer poolings"
+        )
+    return found

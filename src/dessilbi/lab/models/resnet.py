@@ -9,35 +9,25 @@ from collections import OrderedDict
 
 from torch import Tensor, nn
 
-from dessilbi.lab.models.errors import ModelError
+from dessilbi.lab.models.task import Task
 
 
-def resnet_basic(depth: int, *, num_classes: int, in_channels: int, input_size: int) -> nn.Module:
+def resnet_basic(depth: int, task: Task) -> nn.Module:
     """ResNet of basic blocks, as He et al. (2016) built it for CIFAR.
 
-    Three stages of 16, 32 and 64 filters, each of ``(depth - 2) / 6`` blocks.
+    Three stages of 16, 32 and 64 filters, each of ``(depth - 2) / 6`` blocks. Images of any size
+    will do, the last map is averaged.
 
     Args:
         depth: Layers from the stem to the classifier: ``6 k + 2``.
-        num_classes: Number of outputs.
-        in_channels: Channels of the images.
-        input_size: Side of the square images; any will do, the last map is averaged.
+        task: What it is asked to do.
     """
-    blocks, remainder = divmod(depth - 2, 6)
-    if blocks < 1 or remainder:
-        raise ModelError(f"depth of a basic ResNet must be 6 k + 2 with k >= 1, got {depth}")
-    return _resnet(BasicBlock, 16, (blocks,) * 3, num_classes, in_channels)
+    return _resnet(BasicBlock, 16, ((depth - 2) // 6,) * 3, task)
 
 
-def resnet_50(*, num_classes: int, in_channels: int, input_size: int) -> nn.Module:
-    """ResNet-50 for small images: the bottlenecks of the ImageNet net behind a 3x3 stem.
-
-    Args:
-        num_classes: Number of outputs.
-        in_channels: Channels of the images.
-        input_size: Side of the square images; any will do, the last map is averaged.
-    """
-    return _resnet(Bottleneck, 64, (3, 4, 6, 3), num_classes, in_channels)
+def resnet_50(task: Task) -> nn.Module:
+    """ResNet-50 for small images: the bottlenecks of the ImageNet net behind a 3x3 stem."""
+    return _resnet(Bottleneck, 64, (3, 4, 6, 3), task)
 
 
 class BasicBlock(nn.Module):
@@ -119,12 +109,11 @@ def _resnet(
     block: type[BasicBlock] | type[Bottleneck],
     stem_width: int,
     stage_blocks: tuple[int, ...],
-    num_classes: int,
-    in_channels: int,
+    task: Task,
 ) -> nn.Module:
     """Stem, stages that halve the map and double the width, average, linear classifier."""
     layers = OrderedDict[str, nn.Module](
-        conv1=nn.Conv2d(in_channels, stem_width, 3, padding=1, bias=False),
+        conv1=nn.Conv2d(task.in_channels, stem_width, 3, padding=1, bias=False),
         bn1=nn.BatchNorm2d(stem_width),
         relu1=nn.ReLU(),
     )
@@ -139,5 +128,5 @@ def _resnet(
         layers[f"stage{stage + 1}"] = nn.Sequential(*members)
     layers["average"] = nn.AdaptiveAvgPool2d(1)
     layers["flatten"] = nn.Flatten()
-    layers["fc"] = nn.Linear(channels, num_classes)
+    layers["fc"] = nn.Linear(channels, task.num_classes)
     return nn.Sequential(layers)

@@ -5,17 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
+from dessilbi.graph.layout import NARROW
 from dessilbi.lab.data import load_dataset
 from dessilbi.lab.data.load import DATASET_INFO
 from dessilbi.lab.models import make_model
-from dessilbi.lab.models.layout import needs_channels_first
 from dessilbi.lab.run.config import ConfigError
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from torch import nn
 
     from dessilbi.lab.data import Dataset, Split
     from dessilbi.lab.run.config import Config
@@ -41,6 +40,21 @@ def load_data(
 def laid_out_for(model: nn.Module, data: Dataset) -> Dataset:
     """The data with its images laid out in memory as a network can be trained on them."""
     return data.channels_first() if needs_channels_first(model) else data
+
+
+def needs_channels_first(model: nn.Module) -> bool:
+    """Whether a backward pass after channels-last images would write beyond its memory on a CPU.
+
+    oneDNN's kernel for a strided 1x1 convolution of few channels does (torch 2.13); the process
+    then dies, or goes on with wrong numbers.
+    """
+    return any(
+        isinstance(m, nn.Conv2d)
+        and m.kernel_size == (1, 1)
+        and m.stride != (1, 1)
+        and m.in_channels < NARROW
+        for m in model.modules()
+    )
 
 
 def evaluated_split(data: Dataset, name: str | None = None) -> tuple[Split, str]:
