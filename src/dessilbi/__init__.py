@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from dessilbi.compaction import compact
     from dessilbi.errors import DessilbiError
     from dessilbi.nested import NestedSchedule, NestedTraining, NestedWidths
-    from dessilbi.optim import DessiLBI, GroupLasso, Lasso, split_parameters
+    from dessilbi.optim import DessiLBI, GroupLasso, Lasso, Penalty, SplitLBI, split_parameters
     from dessilbi.path import Mask, PathRecorder, SolutionPath
     from dessilbi.subnet import project, recalibrate_batchnorm
 
@@ -28,7 +28,9 @@ _HOME = {
     "NestedTraining": "dessilbi.nested",
     "NestedWidths": "dessilbi.nested",
     "PathRecorder": "dessilbi.path",
+    "Penalty": "dessilbi.optim",
     "SolutionPath": "dessilbi.path",
+    "SplitLBI": "dessilbi.optim",
     "compact": "dessilbi.compaction",
     "project": "dessilbi.subnet",
     "recalibrate_batchnorm": "dessilbi.subnet",
@@ -45,7 +47,9 @@ __all__ = [
     "NestedTraining",
     "NestedWidths",
     "PathRecorder",
+    "Penalty",
     "SolutionPath",
+    "SplitLBI",
     "__version__",
     "compact",
     "project",

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from dessilbi.optim import DessiLBI, split_parameters
-from dessilbi.optim.prox import resolve_penalty
+from dessilbi.optim.prox import dims_of, resolve_penalty
 from dessilbi.path.layers import make_layers
 from dessilbi.path.twins import layers_of, twins_by_name
 
@@ -104,7 +104,7 @@ def ranked_weights(
     names = {id(p): name for name, p in model.named_parameters()}
     params: dict[str, Tensor] = {}
     dims: list[int | None] = []
-    for p, group in _members(groups):
+    for p, group, dim in _members(groups):
         kind = resolve_penalty(group.get("penalty"), p.ndim)
         if kind is None:
             continue
@@ -114,7 +114,7 @@ def ranked_weights(
                 "model's; pass the model whose parameters the groups hold"
             )
         params[names[id(p)]] = p
-        dims.append(group.get("group_dim", 0) % p.ndim if kind == "group_lasso" else None)
+        dims.append(dim % p.ndim if kind == "group_lasso" else None)
     if not params:
         raise ValueError(
             "there is no weight to rank: every group has penalty None; give some of them one, for "
@@ -124,10 +124,12 @@ def ranked_weights(
     return params, make_layers(described)
 
 
-def _members(groups: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Tensor, Mapping[str, Any]]]:
+def _members(
+    groups: Sequence[Mapping[str, Any]],
+) -> Iterator[tuple[Tensor, Mapping[str, Any], int]]:
     for group in groups:
-        for member in group["params"]:
-            yield (member[1] if isinstance(member, tuple) else member), group
+        for member, dim in zip(group["params"], dims_of(group), strict=True):
+            yield (member[1] if isinstance(member, tuple) else member), group, dim
 
 
 def by_weight(layer: Layer, ranks: Tensor, p: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ import torch
 
 from ._step import single_tensor
 from .native import library
-from .prox import GroupLasso, TiedGroupLasso
+from .prox import GroupLasso, Lasso, TiedGroupLasso
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -97,7 +97,9 @@ def _row(item: Item, made: list[Tensor]) -> tuple[float, ...] | None:
         return None
     v, kind, dim, lambd, lambds, norms = 0, _NO_TWIN, None, 0.0, 0, 0
     if twin is not None:
-        V, penalty = twin
+        V, penalty, known_gap = twin
+        if not isinstance(penalty, Lasso | GroupLasso) or known_gap is not None:
+            return None
         if V.stride() != stride or V.dtype is not dtype:
             return None
         v = V.data_ptr()
@@ -121,12 +123,13 @@ def _row(item: Item, made: list[Tensor]) -> tuple[float, ...] | None:
     layout = layout_in_memory(W.shape, stride, dim)
     if layout is None:
         return None
-    if grad.stride() != stride or grad.dtype is not dtype:
+    if grad is not None and (grad.stride() != stride or grad.dtype is not dtype):
         grad = torch.empty_like(W).copy_(grad)
         made.append(grad)
+    g = 0 if grad is None else grad.data_ptr()
     buf = 0 if buffer is None else buffer.data_ptr()
     where = 0 if update_mask is None else update_mask.data_ptr()
-    return (W.data_ptr(), grad.data_ptr(), v, buf, lambds, where, norms, *layout, kind, lambd)
+    return (W.data_ptr(), g, v, buf, lambds, where, norms, *layout, kind, lambd)
 
 
 def changed_in_place(tensors: Sequence[Tensor]) -> None:

@@ -1,4 +1,4 @@
-// One DessiLBI step for many tensors, each weight read and written once.
+// One DessiLBI step for many tensors, each weight read and written once; without a gradient, the coupling alone.
 //
 // A tensor is seen as memory [outer][groups][inner]: any dense layout of a tensor whose groups are the
 // slices along one dimension. Gamma is never stored: the norm of a group of V_k is taken just before its
@@ -25,7 +25,7 @@ enum : int32_t { kNoTwin = 0, kLasso = 1, kGroupLasso = 2 };
 // Mirrored by _fused._TENSOR; every field has 8 bytes.
 struct TensorView {
     void *w;            // weights, updated
-    const void *g;      // gradient
+    const void *g;      // gradient; null where another optimizer takes it, and the coupling alone moves W
     void *v;            // dual variable, updated; null without a twin
     void *buf;          // momentum buffer, updated; null without momentum
     const void *lambds; // thresholds: null (use lambd), one number (Lasso) or one a group
@@ -99,9 +99,9 @@ T select(Word<T> mask, T a, T b) {
 }
 
 // One step for a run of n elements. A weight that the loss does not move (kPart) still follows the
-// coupling; its momentum rests. With OneFactor it also returns the sum of squares of `ahead`, the
-// V of the next group: norms taken in a pass of their own would read memory one stream at a time.
-template <typename T, bool kMomentum, bool kPart, typename Prox>
+// coupling; its momentum rests. It also returns the sum of squares of `ahead` (kAhead), the V of the
+// next group: norms taken in a pass of their own would read memory one stream at a time.
+template <typename T, bool kGradient, bool kMomentum, bool kPart, bool kAhead = false, typename Prox>
 T update(T *__restrict w, const T *__restrict g, T *__restrict v, T *__restrict buf,
          const uint8_t *__restrict moves, int64_t n, const Coefficients<T> &k, Prox prox,
          const T *__restrict ahead = nullptr) {
@@ -112,8 +112,9 @@ T update(T *__restrict w, const T *__restrict g, T *__restrict v, T *__restrict 
         T weight = w[i];
         Word<T> moved = 0;
         if constexpr (kPart) moved = -Word<T>(moves[i]);
-        if constexpr (std::is_same_v<Prox, OneFactor<T>>) squares += ahead[i] * ahead[i];
-        T gradient = c.sign * g[i] + c.l2 * weight;
+        if constexpr (kAhead) squares += ahead[i] * ahead[i];
+        T gradient = 0;
+        if constexpr (kGradient) gradient = c.sign * g[i] + c.l2 * weight;
         T coupling = 0;
         if constexpr (!std::is_same_v<Prox, NoTwin>) {
             coupling = (weight - prox(v[i], i)) * c.inv_nu;
@@ -154,7 +155,7 @@ T group_factor(T norm, T lambd, T kappa) {
 }
 
 // Groups [begin, end) of one tensor.
-template <typename T, bool kMomentum, bool kPart>
+template <typename T, bool kGradient, bool kMomentum, bool kPart>
 void step_groups(const TensorView &t, int64_t begin, int64_t end, const Coefficients<T> &k) {
     const T lambd = T(t.lambd);
     T *w = static_cast<T *>(t.w), *v = static_cast<T *>(t.v), *buf = static_cast<T *>(t.buf);
@@ -164,12 +165,12 @@ void step_groups(const TensorView &t, int64_t begin, int64_t end, const Coeffici
     auto at = [](auto *p, int64_t i) { return p ? p + i : p; };
 
     if (t.penalty == kNoTwin) {
-        update<T, kMomentum, kPart>(w + begin, g + begin, v, at(buf, begin), at(moves, begin), end - begin, k,
-                                    NoTwin{});
+        update<T, kGradient, kMomentum, kPart>(w + begin, at(g, begin), v, at(buf, begin), at(moves, begin),
+                                               end - begin, k, NoTwin{});
     } else if (t.penalty == kLasso) {
         T threshold = lambds ? lambds[0] : lambd;
-        update<T, kMomentum, kPart>(w + begin, g + begin, v + begin, at(buf, begin), at(moves, begin), end - begin,
-                                    k, SoftThreshold<T>{k.kappa, threshold});
+        update<T, kGradient, kMomentum, kPart>(w + begin, at(g, begin), v + begin, at(buf, begin), at(moves, begin),
+                                               end - begin, k, SoftThreshold<T>{k.kappa, threshold});
     } else {
         auto factor = [&](T squares, int64_t i) {
             return group_factor(norms ? norms[i] : std::sqrt(squares), lambds ? lambds[i] : lambd, k.kappa);
@@ -178,9 +179,10 @@ void step_groups(const TensorView &t, int64_t begin, int64_t end, const Coeffici
             T squares = sum_of_squares(v + begin * t.inner, t.inner);
             for (int64_t i = begin; i < end; ++i) {
                 int64_t j = i * t.inner;
-                const T *ahead = i + 1 < end ? v + j + t.inner : g + j;  // the last one's sum is not used
-                squares = update<T, kMomentum, kPart>(w + j, g + j, v + j, at(buf, j), at(moves, j), t.inner, k,
-                                                      OneFactor<T>{factor(squares, i)}, ahead);
+                auto run = i + 1 < end ? update<T, kGradient, kMomentum, kPart, true, OneFactor<T>>
+                                       : update<T, kGradient, kMomentum, kPart, false, OneFactor<T>>;
+                squares = run(w + j, at(g, j), v + j, at(buf, j), at(moves, j), t.inner, k,
+                              OneFactor<T>{factor(squares, i)}, v + j + t.inner);
             }
             return;
         }
@@ -193,8 +195,8 @@ void step_groups(const TensorView &t, int64_t begin, int64_t end, const Coeffici
                         factor(std::accumulate(first, first + t.inner, T(0)), i));
         }
         for (int64_t j = begin * t.inner; j < t.outer * row; j += row)
-            update<T, kMomentum, kPart>(w + j, g + j, v + j, at(buf, j), at(moves, j), run, k,
-                                        ManyFactors<T>{factors.data()});
+            update<T, kGradient, kMomentum, kPart>(w + j, at(g, j), v + j, at(buf, j), at(moves, j), run, k,
+                                                   ManyFactors<T>{factors.data()});
     }
 }
 
@@ -225,8 +227,9 @@ void step(const TensorView *tensors, int64_t count, const Options &options, int6
         for (size_t i; (i = next.fetch_add(1)) < tasks.size();) {
             const Task &task = tasks[i];
             const TensorView &t = *task.tensor;
-            auto run = t.buf ? (t.update_mask ? step_groups<T, true, true> : step_groups<T, true, false>)
-                             : (t.update_mask ? step_groups<T, false, true> : step_groups<T, false, false>);
+            auto run = !t.g  ? step_groups<T, false, false, false>
+                       : t.buf ? (t.update_mask ? step_groups<T, true, true, true> : step_groups<T, true, true, false>)
+                               : (t.update_mask ? step_groups<T, true, false, true> : step_groups<T, true, false, false>);
             run(t, task.begin, task.end, k);
         }
     };

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from . import dtensor
-from .prox import along, init_scale, joint_init_scale, resolve_penalty, scale_shape
+from .prox import (
+    along,
+    dim_of,
+    init_scale,
+    joint_norms,
+    never_zero,
+    resolve_penalty,
+    scale_shape,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -21,7 +29,8 @@ if TYPE_CHECKING:
     State = Mapping[Tensor, dict[str, Any]]
     Name = Callable[[Tensor], str]
 
-_KEYS = ("v", "momentum_buffer", "lambd_scale")
+TWIN_KEYS = ("v", "lambd_scale")
+KEYS = (*TWIN_KEYS, "momentum_buffer")
 _SHAPED = ("gradient", "update mask", "v", "momentum_buffer")
 
 
@@ -41,27 +50,34 @@ def new_scale(p: Tensor, group: dict[str, Any], state: State) -> Tensor:
     if group["tied"]:
         # Others may have begun before p had its first gradient: one threshold for all.
         begun = (state[q].get("lambd_scale") for q in group["params"] if q in state)
-        known = next((scale.flatten() for scale in begun if scale is not None), None)
+        known = next((dtensor.full(scale).flatten() for scale in begun if scale is not None), None)
         if known is None:
-            known = joint_init_scale(
-                [q.to(dual_dtype(q)) for q in group["params"]], group["group_dim"]
-            )
-        return along(known, p.ndim, group["group_dim"]).clone()
+            duals = ((q.to(dual_dtype(q)), dim_of(q, group)) for q in group["params"])
+            known = never_zero(joint_norms([dtensor.slice_norms(q, dim) for q, dim in duals]))
+        return dtensor.beside(along(known, p.ndim, dim_of(p, group)).clone(), p)
     kind = resolve_penalty(group["penalty"], p.ndim)
-    assert kind is not None
-    return dtensor.settled(init_scale(kind, p.to(dual_dtype(p)), group["group_dim"]))
+    assert isinstance(kind, str)
+    return dtensor.settled(init_scale(kind, p.to(dual_dtype(p)), dim_of(p, group)))
 
 
-def init_state(p: Tensor, group: dict[str, Any], state: State) -> None:
-    """Make what a parameter lacks; its entry must be there."""
-    own = state[p]
-    if resolve_penalty(group["penalty"], p.ndim) is not None:
-        if "v" not in own:
-            own["v"] = new_v(p)
-        if group["lambd_scale"] == "init" and "lambd_scale" not in own:
-            own["lambd_scale"] = new_scale(p, group, state)
-    if group["momentum"] != 0 and "momentum_buffer" not in own:
-        own["momentum_buffer"] = torch.zeros_like(p)
+def init_state(
+    p: Tensor, group: dict[str, Any], state: State, dtype: torch.dtype | None = None
+) -> None:
+    """Make what the twin of a parameter lacks; its entry must be there.
+
+    Args:
+        p: the parameter.
+        group: its options.
+        state: of all parameters.
+        dtype: of V; by default float32 at least.
+    """
+    own, kind = state[p], resolve_penalty(group["penalty"], p.ndim)
+    if kind is None:
+        return
+    if "v" not in own:
+        own["v"] = new_v(p) if dtype is None else new_v(p).to(dtype)
+    if group["lambd_scale"] == "init" and isinstance(kind, str) and "lambd_scale" not in own:
+        own["lambd_scale"] = new_scale(p, group, state)
 
 
 def check_fit(
@@ -80,7 +96,8 @@ def check_fit(
     scale = own.get("lambd_scale")
     if scale is not None and group["lambd_scale"] == "init":
         kind = resolve_penalty(group["penalty"], p.ndim)
-        if kind is not None and scale.shape != scale_shape(kind, shape, group["group_dim"]):
+        dim = dim_of(p, group)
+        if isinstance(kind, str) and scale.shape != scale_shape(kind, shape, dim):
             raise ValueError(
                 f"the thresholds of parameter {name(p)} were taken at the first step for groups of "
                 f"shape {tuple(scale.shape)}, which penalty={group['penalty']!r} and "
@@ -88,10 +105,16 @@ def check_fit(
             )
 
 
-def restored(p: Tensor, saved: dict[str, Any], name: Name) -> dict[str, Tensor]:
+def restored(
+    p: Tensor,
+    saved: dict[str, Any],
+    name: Name,
+    keys: tuple[str, ...] = KEYS,
+    v_dtype: torch.dtype | None = None,
+) -> dict[str, Tensor]:
     """A parameter's part of a state dict, V in float32 where torch would round it."""
     found = {}
-    for key in _KEYS:
+    for key in keys:
         if key not in saved:
             continue
         value = saved[key]
@@ -106,6 +129,8 @@ def restored(p: Tensor, saved: dict[str, Any], name: Name) -> dict[str, Tensor]:
                 f"{name(p)}; load into an optimizer with the same parameter order"
             )
         dtype = p.dtype if key == "momentum_buffer" else dual_dtype(p)
+        if key == "v" and v_dtype is not None:
+            dtype = v_dtype
         own = value.detach().to(device=p.device, dtype=dtype, copy=True)
         if own.shape == p.shape and own.stride() != p.stride():
             own = torch.zeros_like(p, dtype=dtype).copy_(own)

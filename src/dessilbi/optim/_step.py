@@ -14,9 +14,11 @@ the coupling everywhere.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
+
+from .prox import gap
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,15 +35,22 @@ class Twin(NamedTuple):
 
     V: Tensor
     penalty: Penalty
+    known_gap: Tensor | None = None
+    """``W - Gamma``, where it had to be taken before."""
+
+    def gap(self, W: Tensor, kappa: float) -> Tensor:
+        """``W - Gamma``, which is nu * C."""
+        return gap(self.penalty, W, self.V, kappa) if self.known_gap is None else self.known_gap
 
 
 class Item(NamedTuple):
     """All that one tensor's step needs."""
 
     W: Tensor
-    grad: Tensor
-    twin: Twin | None
-    buffer: Tensor | None
+    grad: Tensor | None
+    """``None`` where another optimizer takes it: the coupling alone moves W."""
+    twin: Twin | None = None
+    buffer: Tensor | None = None
     """Momentum buffer; ``None`` without momentum."""
     update_mask: Tensor | None = None
     """Where the loss moves W (boolean, shaped as W); ``None``: everywhere."""
@@ -84,13 +93,16 @@ def single_tensor(items: Sequence[Item], o: Options) -> None:
             _restricted(item, item.update_mask, o)
             continue
         W, grad, twin, buffer, _ = item
+        if grad is None:
+            _couple(item, o)
+            continue
         direction = -grad if o.maximize else grad
         # Plain momentum: the decay goes straight into the buffer, which spares a temporary.
         decay_later = buffer is not None and not o.nesterov
         if o.l2 != 0 and not decay_later:
             direction = direction.add(W, alpha=o.l2)
 
-        gap = None if twin is None else twin.penalty.gap(W, twin.V, o.kappa)  # nu * C
+        gap = None if twin is None else twin.gap(W, o.kappa)
         if gap is not None and inside:
             direction = direction.add(gap, alpha=1 / o.nu)
 
@@ -109,11 +121,39 @@ def single_tensor(items: Sequence[Item], o: Options) -> None:
             _add_scaled(twin.V, gap, o.lr / (o.kappa * o.nu))
 
 
+def _couple(item: Item, o: Options) -> None:
+    """The coupling alone."""
+    W, _, twin, _, _ = item
+    if twin is None:
+        return
+    if torch.finfo(twin.V.dtype).bits < torch.finfo(W.dtype).bits:
+        V = twin.V.to(W.dtype)
+        gap = Twin(V, twin.penalty, twin.known_gap).gap(W, o.kappa)
+        _add_scaled(V, gap, o.lr / (o.kappa * o.nu))
+        twin.V.copy_(stochastically_rounded(V, twin.V.dtype))
+    else:
+        gap = twin.gap(W, o.kappa)
+        _add_scaled(twin.V, gap, o.lr / (o.kappa * o.nu))
+    _add_scaled(W, gap, -o.lr / o.nu)
+
+
+def stochastically_rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """float32 as bfloat16, up or down with the probability that is right on average.
+
+    A sum of many small steps would stand still where each is less than half of the last digit.
+    """
+    if x.dtype is not torch.float32 or dtype is not torch.bfloat16:
+        return x.to(dtype)
+    noise = torch.randint_like(x, 1 << 16, dtype=torch.int32)
+    return ((x.view(torch.int32) + noise) & -(1 << 16)).view(torch.float32).to(dtype)
+
+
 def _restricted(item: Item, update_mask: Tensor, o: Options) -> None:
     """One tensor that the loss moves in part: elsewhere only the coupling acts, momentum rests."""
     W, grad, twin, buffer, _ = item
+    assert grad is not None
     step = torch.add(-grad if o.maximize else grad, W, alpha=o.l2)
-    C = torch.zeros_like(W) if twin is None else twin.penalty.gap(W, twin.V, o.kappa) / o.nu
+    C = torch.zeros_like(W) if twin is None else twin.gap(W, o.kappa) / o.nu
     if o.coupling == "momentum":
         step = step + C
     if buffer is not None:
@@ -140,9 +180,9 @@ def multi_tensor(items: Sequence[Item], o: Options) -> None:
     weights = [item.W for item in items]
     twinned = [i for i, item in enumerate(items) if item.twin is not None]
     duals = [item.twin.V for item in items if item.twin is not None]
-    gaps = [t.penalty.gap(W, t.V, o.kappa) for W, _, t, _, _ in items if t is not None]
+    gaps = [t.gap(W, o.kappa) for W, _, t, _, _ in items if t is not None]
 
-    direction: TensorList = [item.grad for item in items]
+    direction: TensorList = [cast("Tensor", item.grad) for item in items]
     if o.maximize:
         direction = torch._foreach_neg(direction)
     if o.l2 != 0:

@@ -1,21 +1,24 @@
 """Sharded parameters (FSDP2, tensor parallel): each rank steps its own shard.
 
 The arithmetic is elementwise but for the norm of a group. Where every group lies whole on one rank
-the local tensors are stepped like any others. Where groups are spread over ranks the loop runs on
-the DTensors themselves, whose norm is reduced over the ranks.
+the local tensors are stepped like any others. Where groups are spread over ranks, or tied, the gap
+between W and Gamma is taken of the DTensors themselves, whose norms are reduced over the ranks.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from ._norms import group_norms
 from ._step import Item, Twin
-from .prox import GroupLasso
+from .prox import GroupLasso, Lasso, TiedGroupLasso, gap, joint_norms
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
 
@@ -41,62 +44,84 @@ def settled(t: Tensor) -> Tensor:
     return cast("Tensor", d.redistribute(placements=done))
 
 
-def localize(items: list[Item]) -> tuple[list[Item], list[Item]]:
-    """Items on local tensors that a rank can step alone, and those whose groups are spread."""
-    local, spread = [], []
-    for item in items:
-        if not is_dtensor(item.W):
-            local.append(item)
-            continue
-        W, grad = cast("Any", item.W), cast("Any", item.grad)
-        if any(p.is_partial() for p in W.placements):
-            raise RuntimeError(
-                f"DessiLBI cannot step a parameter with Partial placement {W.placements}; "
-                "redistribute it to Shard or Replicate"
-            )
-        if tuple(grad.placements) != tuple(W.placements):
-            item = item._replace(grad=grad.redistribute(placements=W.placements))
-        if _groups_are_local(W.placements, item.twin):
-            local.append(_local_item(item))
-        else:
-            spread.append(_spread_item(item))
-    return local, spread
+def full(t: Tensor) -> Tensor:
+    """The whole tensor, on every rank."""
+    return cast("Tensor", cast("Any", t).full_tensor()) if is_dtensor(t) else t
 
 
-def _groups_are_local(placements: Any, twin: Twin | None) -> bool:
-    if twin is None or not isinstance(twin.penalty, GroupLasso):
-        return True
-    dim = twin.penalty.dim
-    return all(p.is_replicate() or p.is_shard(dim) for p in placements)
+def beside(t: Tensor, p: Tensor) -> Tensor:
+    """A tensor that every rank has, as one that can be computed with p."""
+    if not is_dtensor(p):
+        return t
+    from torch.distributed.tensor import DTensor, Replicate
+
+    mesh = cast("Any", p).device_mesh
+    return DTensor.from_local(t, mesh, [Replicate()] * mesh.ndim)
 
 
-@dataclass(frozen=True)
-class _SpreadGroupLasso(GroupLasso):
-    """Groups spread over ranks. torch may replicate the gap (a shard of size 1): bring it home."""
-
-    def gap(self, W: Tensor, V: Tensor, kappa: float) -> Tensor:
-        gap: Any = super().gap(W, V, kappa)
-        return cast("Tensor", gap.redistribute(placements=cast("Any", W).placements))
+def slice_norms(x: Tensor, dim: int) -> Tensor:
+    """Norms of the slices along a dimension, as a vector that every rank has."""
+    return full(group_norms(x, dim)).flatten()
 
 
-def _spread_item(item: Item) -> Item:
-    assert item.twin is not None
-    assert isinstance(item.twin.penalty, GroupLasso)
-    lambd, dim = item.twin.penalty.lambd, item.twin.penalty.dim
-    return item._replace(twin=Twin(item.twin.V, _SpreadGroupLasso(lambd, dim)))
+def tie(
+    penalties: Sequence[GroupLasso],
+    duals: Sequence[Tensor],
+    others: Sequence[Tensor] = (),
+) -> list[TiedGroupLasso]:
+    """The penalties of tensors whose slices of equal number are one group, at their V of now.
+
+    Args:
+        penalties: of the tensors, as if each stood alone.
+        duals: their V.
+        others: V of those that are part of the norms only, the dimension of the groups first.
+    """
+    owns = [slice_norms(V, one.dim) for one, V in zip(penalties, duals, strict=True)]
+    joint = joint_norms([*owns, *(slice_norms(V, 0) for V in others)])
+    return [
+        TiedGroupLasso(one.lambd, one.dim, joint=beside(joint, V), own=beside(own, V))
+        for one, V, own in zip(penalties, duals, owns, strict=True)
+    ]
 
 
-def _local_item(item: Item) -> Item:
-    twin = item.twin
-    if twin is not None:
-        penalty = twin.penalty
+def localize(items: list[Item], kappa: float) -> list[Item]:
+    """Items on local tensors, which a rank steps alone."""
+    return [_localized(item, kappa) if is_dtensor(item.W) else item for item in items]
+
+
+def _localized(item: Item, kappa: float) -> Item:
+    W, grad = item.W, cast("Any", item.grad)
+    if any(p.is_partial() for p in cast("Any", W).placements):
+        raise RuntimeError(
+            f"a parameter with Partial placement {cast('Any', W).placements} cannot be stepped; "
+            "redistribute it to Shard or Replicate"
+        )
+    if grad is not None and tuple(grad.placements) != tuple(cast("Any", W).placements):
+        grad = grad.redistribute(placements=cast("Any", W).placements)
+    return Item(
+        local(W),
+        None if grad is None else local(grad),
+        None if item.twin is None else _local_twin(W, item.twin, kappa),
+        None if item.buffer is None else local(item.buffer),
+        None if item.update_mask is None else local(item.update_mask),
+    )
+
+
+def _local_twin(W: Tensor, twin: Twin, kappa: float) -> Twin:
+    V, penalty, _ = twin
+    placements = cast("Any", W).placements
+    if isinstance(penalty, Lasso) or (
+        type(penalty) is GroupLasso
+        and all(p.is_replicate() or p.is_shard(penalty.dim) for p in placements)
+    ):
         if isinstance(penalty.lambd, torch.Tensor):
-            penalty = replace(penalty, lambd=_local(penalty.lambd))
-        twin = Twin(_local(twin.V), penalty)
-    buffer = None if item.buffer is None else _local(item.buffer)
-    update_mask = None if item.update_mask is None else _local(item.update_mask)
-    return Item(_local(item.W), _local(item.grad), twin, buffer, update_mask)
+            penalty = replace(penalty, lambd=local(penalty.lambd))
+        return Twin(local(V), penalty)
+    found: Any = gap(penalty, W, V, kappa)
+    # torch may replicate the gap (a shard of size 1): bring it home.
+    return Twin(local(V), penalty, local(found.redistribute(placements=placements)))
 
 
-def _local(t: Tensor) -> Tensor:
+def local(t: Tensor) -> Tensor:
+    """This rank's part of a tensor."""
     return cast("Tensor", cast("Any", t).to_local()) if is_dtensor(t) else t

@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 from dessilbi._text import did_you_mean
 from dessilbi.graph.ties import tied_channels
 
-from ._options import DEFAULTS
+from ._options import OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -200,8 +200,8 @@ class _Rule:
 
     def check(self) -> None:
         for option in self.options:
-            if option not in DEFAULTS:
-                hint = did_you_mean(option, DEFAULTS)
+            if option not in (*OPTIONS, "c"):
+                hint = did_you_mean(option, (*OPTIONS, "c"))
                 raise ValueError(f"pattern {self.pattern!r} sets unknown option {option!r}{hint}")
 
     def matches(self, name: str) -> bool:

@@ -2,38 +2,37 @@
 
 from __future__ import annotations
 
-import math
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, cast, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
-from torch.optim import Optimizer
 
-from dessilbi.graph.names import named_weights
-
-from . import dtensor
-from ._group_step import penalty_of, step_group
-from ._options import DEFAULTS, at_least_zero, check_group, check_options, check_params
-from ._state import check_fit, init_state, new_scale, new_v, only_asks_for_state, restored
-from .prox import (
-    GroupLasso,
-    LambdScale,
-    Penalty,
-    TiedGroupLasso,
-    resolve_penalty,
-    tie,
+from ._group_step import step_group
+from ._options import (
+    OPTIONS,
+    SGD_DEFAULTS,
+    TAU,
+    C,
+    check_group,
+    check_options,
+    check_params,
+    resolve_group,
+    twin_defaults,
 )
+from ._state import KEYS, init_state, only_asks_for_state
+from .prox import dim_of
+from .twin import TwinOptimizer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
-    from torch import Tensor, nn
+    from torch import Tensor
     from torch.optim.optimizer import ParamsT
 
     from ._options import Coupling, PenaltyOption
+    from .prox import LambdScale
 
 
-class DessiLBI(Optimizer):
+class DessiLBI(TwinOptimizer):
     r"""Trains the weights W while a sparse twin Gamma, coupled to them, grows from nothing.
 
     DessiLBI (Deep structurally splitting Linearized Bregman Iteration, ICML 2020) is SGD with a
@@ -54,9 +53,16 @@ class DessiLBI(Optimizer):
     Args:
         params: parameters, named parameters or groups of them; see :func:`split_parameters`.
         lr: step of W, as in SGD; a float or a one-element tensor.
+        steps: optimizer steps of the training. With it ``nu`` follows from ``tau``, if the rate
+            stays as it is; where it does not, :meth:`set_coupling_time` takes the scheduler.
+        tau: coupling time, the sum of ``lr / nu`` over the training: how many times W could have
+            relaxed onto Gamma. Carries over between networks, rates and lengths, as ``c`` does.
+        c: relative threshold: a group enters Gamma when its part of V passes ``c`` times the norm
+            that it began with.
         kappa: damping; at a fixed lr it acts only through ``kappa * lambd``.
-        nu: how loosely Gamma is coupled to W; smaller is tighter.
-        lambd: threshold that a group of V must pass to enter Gamma.
+        nu: how loosely Gamma is coupled to W, in place of ``tau``: smaller is tighter. 100 where
+            neither it nor ``steps`` is given.
+        lambd: threshold that a group of V must pass to enter Gamma, in place of ``c``.
         penalty: ``"auto"`` (the paper's: tensors with 3 or more dimensions by slice, matrices by
             element, nothing for vectors), ``"lasso"``, ``"group_lasso"`` or ``None`` (no twin:
             plain SGD). ``"auto"`` sees shapes only; :func:`split_parameters` sees modules and so
@@ -105,9 +111,12 @@ class DessiLBI(Optimizer):
         params: ParamsT,
         lr: float | Tensor = 0.1,
         *,
+        steps: int | None = None,
+        tau: float = TAU,
+        c: float = C,
         kappa: float = 1.0,
-        nu: float = 100.0,
-        lambd: float = 1.0,
+        nu: float | None = None,
+        lambd: float | None = None,
         penalty: PenaltyOption = "auto",
         group_dim: int = 0,
         momentum: float = 0.0,
@@ -122,14 +131,30 @@ class DessiLBI(Optimizer):
         tied: bool = False,
     ) -> None:
         options = locals()
-        defaults = {name: options[name] for name in DEFAULTS}
+        defaults = {name: options[name] for name in SGD_DEFAULTS} | twin_defaults(
+            kappa=kappa,
+            nu=nu,
+            lambd=lambd,
+            tau=tau,
+            c=c,
+            penalty=penalty,
+            group_dim=group_dim,
+            lambd_scale=lambd_scale,
+            tied=tied,
+        )
         check_options(defaults)
         super().__init__(params, defaults)
+        if steps is not None:
+            self.set_coupling_time(steps=steps)
+
+    _options = OPTIONS
+    _state_keys = KEYS
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, checking its options and parameters as the constructor does."""
         index = len(self.param_groups)
         check_params(param_group, index)
+        resolve_group(param_group)
         super().add_param_group(param_group)
         try:
             check_group(self.param_groups[-1], index)
@@ -137,115 +162,7 @@ class DessiLBI(Optimizer):
             self.param_groups.pop()
             raise
 
-    # ------------------------------------------------------------------ the twin
-
-    def twins(self) -> Iterator[tuple[str, Tensor]]:
-        """Name and tensor of each parameter that has a twin, in order.
-
-        A parameter that was given without a name is called by its position: ``"0.3"`` is the fourth
-        of the first group.
-        """
-        for i, group in enumerate(self.param_groups):
-            names = group.get("param_names")
-            for j, p in enumerate(group["params"]):
-                if resolve_penalty(group["penalty"], p.ndim) is not None:
-                    yield (names[j] if names else f"{i}.{j}"), p
-
-    def penalty(self, p: Tensor) -> Penalty:
-        """The penalty on p's twin, threshold included."""
-        group = self._group_of(p)
-        if group["tied"]:
-            return self._tied_penalties(group)[p]
-        penalty = penalty_of(p, group, self._scale(p, group))
-        if penalty is None:
-            raise ValueError(
-                f"parameter {self._name(p)} has no twin: its penalty is {group['penalty']!r}; "
-                "use penalty='lasso' or 'group_lasso' for its group"
-            )
-        return penalty
-
-    def penalties(self) -> dict[Tensor, Penalty]:
-        """The penalty of each parameter that has a twin; joint norms are taken once for all."""
-        found: dict[Tensor, Penalty] = {}
-        for group in self.param_groups:
-            if group["tied"]:
-                found |= self._tied_penalties(group)
-                continue
-            for p in group["params"]:
-                if resolve_penalty(group["penalty"], p.ndim) is not None:
-                    found[p] = cast("Penalty", penalty_of(p, group, self._scale(p, group)))
-        return found
-
-    @torch.no_grad()
-    def _tied_penalties(self, group: dict[str, Any]) -> dict[Tensor, TiedGroupLasso]:
-        params: list[Tensor] = group["params"]
-        alone = [cast("GroupLasso", penalty_of(p, group, self._scale(p, group))) for p in params]
-        joint = tie(alone, [self._v(p) for p in params], [], group["group_dim"])
-        return dict(zip(params, joint, strict=True))
-
-    def _scale(self, p: Tensor, group: dict[str, Any]) -> Tensor | None:
-        scale = self.state.get(p, {}).get("lambd_scale")
-        if scale is None and group["lambd_scale"] == "init":
-            return new_scale(p, group, self.state)
-        return cast("Tensor | None", scale)
-
-    @torch.no_grad()
-    def gamma(self, p: Tensor) -> Tensor:
-        """Gamma of parameter p, computed from V; zero before the first step."""
-        penalty, V = self.penalty(p), self._v(p)
-        return cast("float", self._group_of(p)["kappa"]) * penalty.prox(V)
-
-    @torch.no_grad()
-    def support(self, p: Tensor) -> Tensor:
-        """Boolean mask, shaped as p: where Gamma is not zero. Groups are in or out as a whole."""
-        return self._own_mask(p, self.penalty(p))
-
-    def _own_mask(self, p: Tensor, penalty: Penalty) -> Tensor:
-        support = penalty.support(self._v(p))  # the weights of a filter share one element
-        if dtensor.is_dtensor(p):
-            return support.clone()
-        return torch.empty_like(p, dtype=torch.bool, requires_grad=False).copy_(support)
-
-    @torch.no_grad()
-    def mask(self, model: nn.Module | None = None) -> dict[str, Tensor]:
-        """The support of Gamma by parameter name: the subnetwork of now.
-
-        It goes straight into :func:`dessilbi.project` and :func:`dessilbi.compact`.
-
-        Args:
-            model: gives the names; needed if the optimizer was made without, as by
-                ``model.parameters()``.
-        """
-        names: dict[Tensor, str] = {}
-        if model is not None:
-            names = {p: name for name, p in named_weights(model).items()}
-        else:
-            for group in self.param_groups:
-                names |= zip(group["params"], group.get("param_names", ()), strict=False)
-        found = {}
-        for p, penalty in self.penalties().items():
-            if p not in names:
-                way_out = "opt.mask(model)" if model is None else "the model that it trains"
-                raise ValueError(
-                    f"parameter {self._name(p)} of the optimizer has no name; use {way_out}"
-                )
-            found[names[p]] = self._own_mask(p, penalty)
-        return found
-
-    @torch.no_grad()
-    def density(self, p: Tensor | None = None) -> float:
-        """Fraction of weights in the support of Gamma: of p, or of all weights with a twin."""
-        penalties = self.penalties() if p is None else {p: self.penalty(p)}
-        total = sum(q.numel() for q in penalties)
-        kept = sum(dtensor.count(one.support(self._v(q))) for q, one in penalties.items())
-        return kept / total if total else 0.0
-
     # ------------------------------------------------------------------ the step
-
-    # Not part of the state: whoever restricts does so before each step.
-    _update_masks: Mapping[Tensor, Tensor] = MappingProxyType({})
-    # The options that were last checked, by group.
-    _checked: Mapping[int, list[Any]] = MappingProxyType({})
 
     def restrict(self, update_masks: Mapping[Tensor, Tensor]) -> None:
         """Let the loss move only some weights, until the next call; ``{}`` frees all.
@@ -315,7 +232,8 @@ class DessiLBI(Optimizer):
             self._check_fit(p, group)
             if p.grad is None:
                 if group["tied"] and "v" in self.state.get(p, {}):
-                    frozen_duals.append(self.state[p]["v"])  # not stepped, but a part of the norms
+                    # Not stepped, but a part of the norms.
+                    frozen_duals.append(self.state[p]["v"].movedim(dim_of(p, group), 0))
                 continue
             if p.grad.is_sparse:
                 raise RuntimeError(
@@ -325,6 +243,8 @@ class DessiLBI(Optimizer):
             fresh = p not in self.state
             _ = self.state[p]  # even if it stays empty: torch.distributed.checkpoint wants it
             init_state(p, group, self.state)
+            if group["momentum"] != 0 and "momentum_buffer" not in self.state[p]:
+                self.state[p]["momentum_buffer"] = torch.zeros_like(p)
             if fresh and only_asks_for_state(p, group["lr"]):
                 continue
             state = self.state.get(p, {})
@@ -333,24 +253,6 @@ class DessiLBI(Optimizer):
             vs.append(state.get("v"))
             buffers.append(state.get("momentum_buffer") if group["momentum"] != 0 else None)
             scales.append(state.get("lambd_scale"))
-
-    def _check_changed(self, group: dict[str, Any]) -> None:
-        """Check the options of a group that was changed since it was last checked."""
-        lr, *options = (group[name] for name in DEFAULTS)
-        if isinstance(lr, torch.Tensor):
-            lr = float(lr) if lr.numel() == 1 else math.nan
-        if not at_least_zero(lr) or self._checked.get(id(group)) != options:
-            index = next(i for i, one in enumerate(self.param_groups) if one is group)
-            check_group(group, index)
-            self._checked = {**self._checked, id(group): options}
-
-    def _check_fit(self, p: Tensor, group: dict[str, Any]) -> None:
-        check_fit(p, group, self.state.get(p, {}), self._update_masks.get(p), self._name)
-
-    def _v(self, p: Tensor) -> Tensor:
-        self._check_fit(p, self._group_of(p))
-        v: Tensor | None = self.state.get(p, {}).get("v")
-        return new_v(p) if v is None else v
 
     # ------------------------------------------------------------------ checkpoints
 
@@ -372,39 +274,26 @@ class DessiLBI(Optimizer):
             before.remove()
             after.remove()
 
-    def _restore_precision(self, saved: dict[str, Any]) -> None:
-        ids = [i for group in saved["param_groups"] for i in group["params"]]
-        params = [p for group in self.param_groups for p in group["params"]]
-        for i, p in zip(ids, params, strict=True):
-            if i in saved["state"]:
-                self.state[p].update(restored(p, saved["state"][i], self._name))
-        for index, group in enumerate(self.param_groups):
-            check_group(group, index)
-            for p in group["params"]:
-                self._check_fit(p, group)
-
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         # Checkpoints from before an option existed behave as if it had its default.
         for group in self.param_groups:
             if "coupled" in group:  # as version 0.1 called it
                 group["tied"] = group.pop("coupled")
-            for name, default in DEFAULTS.items():
+            for name, default in SGD_DEFAULTS.items():
+                group.setdefault(name, default)
+            for name, default in _BEFORE.items():
                 group.setdefault(name, default)
 
-    # ------------------------------------------------------------------ look-ups
 
-    def _group_of(self, p: Tensor) -> dict[str, Any]:
-        for group in self.param_groups:
-            if any(p is q for q in group["params"]):
-                return group
-        raise ValueError(
-            f"this optimizer does not hold the given tensor of shape {tuple(p.shape)}; "
-            "pass one of its parameters"
-        )
-
-    def _name(self, p: Tensor) -> str:
-        group = self._group_of(p)
-        i = next(i for i, q in enumerate(group["params"]) if q is p)
-        names = group.get("param_names")
-        return repr(names[i]) if names else f"{i} of its group, shape {tuple(p.shape)}"
+# What groups meant that did not say so: 0.1 knew neither tau nor thresholds relative to anything.
+_BEFORE = {
+    "kappa": 1.0,
+    "nu": 100.0,
+    "lambd": 1.0,
+    "penalty": "auto",
+    "group_dim": 0,
+    "lambd_scale": None,
+    "tied": False,
+    "tau": None,
+}

@@ -1,25 +1,40 @@
 """Sparsity penalties Omega: value, proximal map and support, for one tensor.
 
-The proximal map is the paper's Prox: ``argmin_G 1/2 ||G - V||^2 + Omega(G)``. Each penalty owns
-its threshold ``lambd``: a number, or a tensor with one threshold a group.
+The proximal map is the paper's Prox: ``argmin_G 1/2 ||G - V||^2 + Omega(G)``. The Lasso and the
+group Lasso own a threshold ``lambd``: a number, or a tensor with one threshold a group. Any other
+object with ``value``, ``prox`` and ``support`` is a penalty as well.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast, runtime_checkable
 
 import torch
 
 from ._norms import group_norms
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
 PenaltyKind = Literal["lasso", "group_lasso"]
 LambdScale = Literal["size", "init"]
+
+
+@runtime_checkable
+class Penalty(Protocol):
+    """A sparsity penalty Omega on one tensor."""
+
+    def value(self, G: Tensor) -> Tensor:
+        """Omega(G)."""
+
+    def prox(self, V: Tensor) -> Tensor:
+        """``argmin_G 1/2 ||G - V||^2 + Omega(G)``, exactly 0 outside of the support."""
+
+    def support(self, V: Tensor) -> Tensor:
+        """Boolean mask, shaped as V, of where prox(V) is not zero."""
 
 
 @dataclass(frozen=True)
@@ -115,10 +130,24 @@ class TiedGroupLasso(GroupLasso):
         return (self.lambd * along(part, G.ndim, self.dim) * group_norms(G, self.dim)).sum()
 
 
-Penalty = Lasso | GroupLasso
+def gap(penalty: Penalty, W: Tensor, V: Tensor, kappa: float) -> Tensor:
+    """``W - Gamma`` with ``Gamma = kappa * prox(V)``."""
+    in_one_pass = getattr(penalty, "gap", None)
+    if in_one_pass is None:
+        return torch.sub(W, penalty.prox(V), alpha=kappa)
+    return cast("Tensor", in_one_pass(W, V, kappa))
 
 
-def resolve_penalty(penalty: str | None, ndim: int) -> PenaltyKind | None:
+def active(penalty: Penalty, V: Tensor) -> Tensor:
+    """The support by group; of a penalty of the user's own by element."""
+    if isinstance(penalty, Lasso | GroupLasso):
+        return penalty.active(V)
+    return penalty.support(V)
+
+
+def resolve_penalty(
+    penalty: str | Penalty | None, ndim: int
+) -> Literal["lasso", "group_lasso"] | Penalty | None:
     """The penalty of a tensor with ``ndim`` dimensions: ``"auto"`` is the paper's choice.
 
     Convolutions by filter, matrices by element, nothing for vectors and scalars.
@@ -127,34 +156,43 @@ def resolve_penalty(penalty: str | None, ndim: int) -> PenaltyKind | None:
         return None if ndim < 2 else "lasso" if ndim == 2 else "group_lasso"
     if penalty in (None, "lasso", "group_lasso"):
         return cast("PenaltyKind | None", penalty)
-    raise ValueError(f"penalty must be 'auto', 'lasso', 'group_lasso' or None, got {penalty!r}")
+    if isinstance(penalty, Penalty) and not isinstance(penalty, type):
+        return penalty
+    raise ValueError(
+        "penalty must be 'auto', 'lasso', 'group_lasso', None or an object with value, prox and "
+        f"support, got {penalty!r}"
+    )
+
+
+def dim_of(p: Tensor, group: Mapping[str, Any]) -> int:
+    """The dimension whose slices are p's groups, by the options of its parameter group."""
+    dim: int | Sequence[int] = group["group_dim"]
+    if isinstance(dim, int):
+        return dim
+    return next(d for q, d in zip(group["params"], dim, strict=True) if q is p)
+
+
+def dims_of(group: Mapping[str, Any]) -> list[int]:
+    """The same for each parameter of a group."""
+    dim = group.get("group_dim", 0)
+    return [dim] * len(group["params"]) if isinstance(dim, int) else list(dim)
 
 
 def make_penalty(
-    kind: PenaltyKind, shape: torch.Size, group_dim: int, lambd: float, scale: float | Tensor | None
+    kind: PenaltyKind | Penalty,
+    shape: torch.Size,
+    group_dim: int,
+    lambd: float,
+    scale: float | Tensor | None,
 ) -> Penalty:
-    """The penalty of one tensor, its threshold ``lambd`` times ``scale`` (``None``: times 1)."""
+    """The penalty of one tensor, its threshold ``lambd`` times ``scale`` (``None``: times 1).
+
+    A penalty that is an object has its thresholds already.
+    """
+    if not isinstance(kind, str):
+        return kind
     threshold = lambd if scale is None else lambd * scale
     return Lasso(threshold) if kind == "lasso" else GroupLasso(threshold, group_dim % len(shape))
-
-
-def tie(
-    penalties: Sequence[GroupLasso], duals: Sequence[Tensor], others: Sequence[Tensor], dim: int
-) -> list[TiedGroupLasso]:
-    """The penalties of tensors whose slices of equal number are one group, at their V of now.
-
-    Args:
-        penalties: of the tensors, as if each stood alone.
-        duals: their V.
-        others: V of those that are part of the norms only.
-        dim: whose slices are the groups, of all tensors.
-    """
-    owns = [group_norms(V, dim).flatten() for V in duals]
-    joint = joint_norms([*owns, *(group_norms(V, dim).flatten() for V in others)])
-    return [
-        TiedGroupLasso(penalty.lambd, penalty.dim, joint=joint, own=own)
-        for penalty, own in zip(penalties, owns, strict=True)
-    ]
 
 
 def joint_norms(norms: Sequence[Tensor]) -> Tensor:
@@ -188,7 +226,7 @@ def init_scale(kind: PenaltyKind, W0: Tensor, group_dim: int) -> Tensor:
     W0 = W0.detach()
     if kind == "lasso":
         return W0.square().mean().sqrt()
-    return _never_zero(group_norms(W0, group_dim))
+    return never_zero(group_norms(W0, group_dim))
 
 
 def scale_shape(kind: PenaltyKind, shape: torch.Size, group_dim: int) -> tuple[int, ...]:
@@ -198,11 +236,7 @@ def scale_shape(kind: PenaltyKind, shape: torch.Size, group_dim: int) -> tuple[i
     return tuple(n if d == group_dim % len(shape) else 1 for d, n in enumerate(shape))
 
 
-def joint_init_scale(W0: Sequence[Tensor], group_dim: int) -> Tensor:
-    """The same for tied tensors: the joint initial norms, one number a group."""
-    return _never_zero(joint_norms([group_norms(W.detach(), group_dim).flatten() for W in W0]))
-
-
-def _never_zero(norms: Tensor) -> Tensor:
+def never_zero(norms: Tensor) -> Tensor:
+    """Norms, the root mean square of all in place of those that are zero."""
     typical = norms.square().mean().sqrt()
     return torch.where(norms > 0, norms, typical)

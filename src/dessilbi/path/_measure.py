@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
+from dessilbi.optim import GroupLasso, Lasso
+from dessilbi.optim.prox import active
+
 from ._ranking import Ranking
 
 if TYPE_CHECKING:
@@ -15,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from dessilbi.optim import DessiLBI
+    from dessilbi.optim.twin import TwinOptimizer
 
     from ._ranking import NestedRun
     from .layers import Layer
@@ -44,23 +47,21 @@ class Measured(NamedTuple):
 
 
 @torch.no_grad()
-def measure(opt: DessiLBI, p: Tensor, layer: Layer) -> Measured:
+def measure(opt: TwinOptimizer, p: Tensor, layer: Layer) -> Measured:
     """Measure the layer of parameter p."""
     group = next(g for g in opt.param_groups if any(p is q for q in g["params"]))
     kappa, nu = float(group["kappa"]), float(group["nu"])
     penalty = opt.penalty(p)
-    V: Tensor | None = opt.state[p].get("v") if p in opt.state else None
-    if V is None:  # before the first step
-        V = torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32))
+    V = opt.dual(p)
     W, Gamma = p.detach().to(V.dtype), kappa * penalty.prox(V)
-    active = penalty.active(V).flatten()
+    inside = active(penalty, V).flatten()
     gap = float((W - Gamma).double().square().sum())
     norms = torch.stack([layer.norms(x) for x in (W, Gamma, V)])
-    lambd = penalty.lambd
+    lambd = penalty.lambd if isinstance(penalty, Lasso | GroupLasso) else 0.0
     thresholds = lambd if isinstance(lambd, torch.Tensor) else torch.tensor(lambd)
     return Measured(
-        active=active.cpu().numpy(),
-        kept=int(active.sum()) * layer.group_size,
+        active=inside.cpu().numpy(),
+        kept=int(inside.sum()) * layer.group_size,
         gap=gap,
         coupling=gap / (2 * nu),
         norms=norms.float().cpu().numpy(),

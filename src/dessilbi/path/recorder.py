@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from dessilbi.optim import DessiLBI
 from dessilbi.optim.hooks import Attached
+from dessilbi.optim.prox import active
+from dessilbi.optim.twin import TwinOptimizer
 
 from ._measure import make_ranking, measure
 from ._snapshots import Snapshot
@@ -56,13 +57,15 @@ class PathRecorder(Attached):
     def __init__(
         self,
         model: nn.Module,
-        opt: DessiLBI,
+        opt: TwinOptimizer,
         path: SolutionPath | None = None,
         step: int | None = None,
         nested: NestedRun | None = None,
     ) -> None:
-        if not isinstance(opt, DessiLBI):
-            raise TypeError(f"opt must be a DessiLBI optimizer, got {type(opt).__name__}")
+        if not isinstance(opt, TwinOptimizer):
+            raise TypeError(
+                f"opt must be a DessiLBI or SplitLBI optimizer, got {type(opt).__name__}"
+            )
         self._opt, self._nested = opt, nested
         self._params = twins_by_name(model, opt)
         layers = layers_of(opt, self._params)
@@ -118,15 +121,11 @@ class PathRecorder(Attached):
         parts, penalties = [], self._opt.penalties()
         for layer in self._exact:
             p = self._params[layer.name]
-            V = self._opt.state[p].get("v") if p in self._opt.state else None
-            if V is None:
-                parts.append(torch.zeros(layer.groups, dtype=torch.bool, device=p.device))
-            else:
-                parts.append(penalties[p].active(V))
+            parts.append(active(penalties[p], self._opt.dual(p)))
         if len({part.device for part in parts}) > 1:
             parts = [part.cpu() for part in parts]
-        active = torch.cat(parts) if parts else torch.zeros(0, dtype=torch.bool)
-        numbers: NDArray[np.bool_] = active.cpu().numpy()
+        inside = torch.cat(parts) if parts else torch.zeros(0, dtype=torch.bool)
+        numbers: NDArray[np.bool_] = inside.cpu().numpy()
         return numbers
 
     # ------------------------------------------------------------------ every epoch

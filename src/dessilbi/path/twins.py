@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dessilbi.optim import DessiLBI, GroupLasso
+from dessilbi.optim import GroupLasso
 from dessilbi.optim.dtensor import is_dtensor
+from dessilbi.optim.prox import dims_of
 
 from .layers import Layer, make_layers
 
@@ -16,8 +17,10 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
+    from dessilbi.optim.twin import TwinOptimizer
 
-def twins_by_name(model: nn.Module, opt: DessiLBI) -> dict[str, Tensor]:
+
+def twins_by_name(model: nn.Module, opt: TwinOptimizer) -> dict[str, Tensor]:
     """Parameters with a twin, as the model calls them: the optimizer may not know names."""
     names = {id(p): name for name, p in model.named_parameters()}
     found = {}
@@ -41,7 +44,7 @@ def twins_by_name(model: nn.Module, opt: DessiLBI) -> dict[str, Tensor]:
     return found
 
 
-def layers_of(opt: DessiLBI, params: dict[str, Tensor]) -> tuple[Layer, ...]:
+def layers_of(opt: TwinOptimizer, params: dict[str, Tensor]) -> tuple[Layer, ...]:
     """The layers of a path: parameters with a twin, with their groups."""
     penalties = {name: opt.penalty(p) for name, p in params.items()}
     layers = make_layers(
@@ -64,9 +67,9 @@ def layers_of_groups(groups: Sequence[Mapping[str, Any]]) -> tuple[Layer, ...]:
         (
             name,
             tuple(p.shape),
-            group["group_dim"] % p.ndim if group["penalty"] == "group_lasso" else None,
+            dim % p.ndim if group["penalty"] == "group_lasso" else None,
         )
         for group in groups
         if group["penalty"] is not None
-        for name, p in group["params"]
+        for (name, p), dim in zip(group["params"], dims_of(group), strict=True)
     )
