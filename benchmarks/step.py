@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from dessilbi import DessiLBI
+from dessilbi import DessiLBI, SplitLBI
 from dessilbi.optim import _fused
 from dessilbi.optim._reference import Reference
 from dessilbi.optim.prox import resolve_penalty
@@ -29,7 +29,7 @@ from dessilbi.optim.prox import resolve_penalty
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-LOOP, ADAM = "literal loop", "Adam fused"
+LOOP, ADAM, ADAMW = "literal loop", "Adam fused", "AdamW fused"
 SETTINGS = {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-4}
 
 
@@ -65,7 +65,21 @@ def _basic_resnet(
     return [*shapes, (classes, channels), (classes,)]
 
 
-NETWORKS = {"vgg-16": vgg_16, "resnet-56": resnet_56, "resnet-18": resnet_18}
+def transformer_100m() -> list[tuple[int, ...]]:
+    """The blocks and embeddings of a GPT of 12 layers, 768 wide, with a vocabulary of 20,000."""
+    wide, shapes = 768, [(20_000, 768), (1024, 768)]
+    for _ in range(12):
+        shapes += [(wide,), (wide,), (3 * wide, wide), (3 * wide,), (wide, wide), (wide,)]
+        shapes += [(wide,), (wide,), (4 * wide, wide), (4 * wide,), (wide, 4 * wide), (wide,)]
+    return shapes
+
+
+NETWORKS = {
+    "vgg-16": vgg_16,
+    "resnet-56": resnet_56,
+    "resnet-18": resnet_18,
+    "transformer-100m": transformer_100m,
+}
 
 
 @dataclass
@@ -76,8 +90,8 @@ class Contender:
     state_bytes: int | None = None
 
 
-def contenders(shapes: list[tuple[int, ...]]) -> dict[str, Contender]:
-    """Every optimizer on its own copy of the parameters, with one step done."""
+def contenders(shapes: list[tuple[int, ...]], chosen: list[str] | None) -> dict[str, Contender]:
+    """The optimizers, each on its own copy of the parameters, with one step done."""
     generator = torch.Generator().manual_seed(0)
     weights = [torch.randn(s, generator=generator) * 0.05 for s in shapes]
     grads = [torch.randn(s, generator=generator) * 0.01 for s in shapes]
@@ -121,22 +135,28 @@ def contenders(shapes: list[tuple[int, ...]]) -> dict[str, Contender]:
         step()
         return Contender(step, contender.state_bytes)
 
+    def adamw(ps: list[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(ps, fused=True)
+
     sgd = {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-4}
-    table = {
-        LOOP: literal(),
-        "SGD": of(lambda ps: torch.optim.SGD(ps, **sgd)),  # type: ignore[arg-type]
-        "SGD foreach": of(lambda ps: torch.optim.SGD(ps, **sgd, foreach=True)),  # type: ignore[arg-type]
-        "SGD fused": of(lambda ps: torch.optim.SGD(ps, **sgd, fused=True)),  # type: ignore[arg-type]
-        "Adam": of(lambda ps: torch.optim.Adam(ps)),
-        "Adam foreach": of(lambda ps: torch.optim.Adam(ps, foreach=True)),
-        ADAM: of(lambda ps: torch.optim.Adam(ps, fused=True)),
-        "DessiLBI": dessilbi(),
-        "DessiLBI foreach": dessilbi(foreach=True),
-        "DessiLBI fused": dessilbi(fused=True),
+    table: dict[str, Callable[[], Contender]] = {
+        LOOP: literal,
+        "SGD": lambda: of(lambda ps: torch.optim.SGD(ps, **sgd)),  # type: ignore[arg-type]
+        "SGD foreach": lambda: of(lambda ps: torch.optim.SGD(ps, **sgd, foreach=True)),  # type: ignore[arg-type]
+        "SGD fused": lambda: of(lambda ps: torch.optim.SGD(ps, **sgd, fused=True)),  # type: ignore[arg-type]
+        "Adam": lambda: of(lambda ps: torch.optim.Adam(ps)),
+        "Adam foreach": lambda: of(lambda ps: torch.optim.Adam(ps, foreach=True)),
+        ADAM: lambda: of(lambda ps: torch.optim.Adam(ps, fused=True)),
+        ADAMW: lambda: of(adamw),
+        "SplitLBI of it": lambda: of(lambda ps: SplitLBI(adamw(ps))),
+        "SplitLBI of it, fused": lambda: of(lambda ps: SplitLBI(adamw(ps), fused=True)),
+        "DessiLBI": lambda: dessilbi(),
+        "DessiLBI foreach": lambda: dessilbi(foreach=True),
+        "DessiLBI fused": lambda: dessilbi(fused=True),
     }
     if sum(len(s) > 1 for s in shapes) < 40:  # compiling hundreds of tensors takes minutes
-        table["DessiLBI torch.compile"] = dessilbi_compiled()
-    return table
+        table["DessiLBI torch.compile"] = dessilbi_compiled
+    return {name: make() for name, make in table.items() if chosen is None or name in chosen}
 
 
 def measure(
@@ -169,6 +189,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--networks", default=",".join(NETWORKS))
+    parser.add_argument("--contenders", help="only these, by name, with semicolons between")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     args = parser.parse_args()
     unknown = set(args.networks.split(",")) - set(NETWORKS)
@@ -177,32 +198,34 @@ def main() -> None:
 
     threads = os.cpu_count() or 1
     print(f"torch {torch.__version__}, {threads} cores, {args.rounds} rounds, float32,")
-    print(f"momentum 0.9, weight decay 1e-4; ratios: to '{LOOP}' and to '{ADAM}' within a round")
+    print("momentum 0.9, weight decay 1e-4; ratios are medians within a round")
     results = {}
     for network in args.networks.split(","):
         shapes = NETWORKS[network]()
         count = sum(torch.Size(s).numel() for s in shapes)
-        table = contenders(shapes)
+        table = contenders(shapes, args.contenders and args.contenders.split(";"))
         torch.set_num_threads(1)
         cpu = measure(table, time.process_time, args.rounds)
         torch.set_num_threads(threads)
         wall = measure(table, time.perf_counter, args.rounds)
         print(f"\n{network}: {count / 1e6:.2f} M parameters in {len(shapes)} tensors")
-        print(f"{'':24}{'CPU ms':>9}{'x loop':>8}{'x Adam':>8}{'wall ms':>10}{'state MB':>10}")
+        bases = [name for name in (LOOP, ADAM, ADAMW) if name in table]
+        columns = "".join(f"{'x ' + name:>15}" for name in bases)
+        print(f"{'':24}{'CPU ms':>9}{columns}{'wall ms':>10}{'state MB':>10}")
         rows = {}
         for name, contender in table.items():
             row = {
                 "cpu_ms": statistics.median(cpu[name]) * 1e3,
-                "x_loop": ratio(cpu, name, LOOP),
-                "x_adam": ratio(cpu, name, ADAM),
+                **{f"x {base}": ratio(cpu, name, base) for base in bases},
                 "wall_ms": statistics.median(wall[name]) * 1e3,
                 "state_bytes": contender.state_bytes,
             }
             rows[name] = row
             state = "" if contender.state_bytes is None else f"{contender.state_bytes / 1e6:.1f}"
             print(
-                f"{name:24}{row['cpu_ms']:9.2f}{row['x_loop']:8.2f}{row['x_adam']:8.2f}"
-                f"{row['wall_ms']:10.2f}{state:>10}"
+                f"{name:24}{row['cpu_ms']:9.2f}"
+                + "".join(f"{row[f'x {base}']:15.2f}" for base in bases)
+                + f"{row['wall_ms']:10.2f}{state:>10}"
             )
         results[network] = rows
     if args.json:

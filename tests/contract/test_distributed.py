@@ -24,9 +24,11 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from dessilbi.optim import DessiLBI, split_parameters
+from dessilbi.optim import DessiLBI, SplitLBI, split_parameters
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch.distributed.tensor.placement_types import Placement
 
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="needs gloo")
@@ -52,6 +54,13 @@ if has_compiler():
 def _ddp(rank: int) -> dict[str, Tensor]:
     net = DistributedDataParallel(SmallNet())
     opt = split_net(net.module, {"momentum": 0.9})
+    train(net, opt, STEPS, part=slice(2 * rank, 2 * rank + 2))
+    return snapshot(net.module, opt)
+
+
+def _ddp_adamw(rank: int) -> dict[str, Tensor]:
+    net = DistributedDataParallel(NeuronNet())
+    opt = SHARDED["neurons, AdamW"](net.module)
     train(net, opt, STEPS, part=slice(2 * rank, 2 * rank + 2))
     return snapshot(net.module, opt)
 
@@ -89,14 +98,75 @@ def _tied(rank: int | None) -> dict[str, Tensor]:
     return snapshot(net, opt)
 
 
-def _tied_shards_are_refused(rank: int) -> str:
-    net = SummedNet()
-    fully_shard(net, mesh=init_device_mesh("cpu", (WORLD,)))
-    try:
-        DessiLBI([net.conv1.weight, net.conv2.weight], penalty="group_lasso", tied=True)
-    except ValueError as error:
-        return str(error)
-    return "no error"
+class NeuronNet(nn.Module):
+    """Two linear layers: a neuron is a row of the first and a column of the second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(50, 7, dtype=torch.float64)
+        self.down = nn.Linear(7, 3, dtype=torch.float64)
+        g = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for p in self.parameters():
+                p.copy_(torch.randn(p.shape, generator=g, dtype=torch.float64) / 4)
+            self.up.weight.mul_(torch.linspace(0.1, 1, 7, dtype=torch.float64)[:, None])
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.down(torch.tanh(self.up(x.flatten(1))))
+        return out
+
+
+def neurons(net: NeuronNet) -> list[dict[str, Any]]:
+    """Its parameter groups, neurons tied."""
+    weights = [("up.weight", net.up.weight), ("down.weight", net.down.weight)]
+    twins = {"params": weights, "penalty": "group_lasso", "group_dim": (0, 1), "tied": True}
+    biases = [("up.bias", net.up.bias), ("down.bias", net.down.bias)]
+    return [twins, {"params": biases, "penalty": None}]
+
+
+SHARDED: dict[str, Callable[[nn.Module], DessiLBI | SplitLBI]] = {
+    "tied filters": lambda net: DessiLBI(
+        split_parameters(
+            net,
+            exclude=["fc"],
+            tied=True,
+            example_input=torch.zeros(1, 2, 5, 5, dtype=torch.float64),
+        ),
+        lr=0.1,
+        nu=2.0,
+        lambd=0.3,
+        momentum=0.9,
+    ),
+    "neurons": lambda net: DessiLBI(neurons(net), lr=0.1, nu=2.0, lambd=0.3, fused=has_compiler()),
+    "neurons, AdamW": lambda net: SplitLBI(
+        torch.optim.AdamW(neurons(net), lr=0.01), nu=0.2, lambd=0.3, fused=has_compiler()
+    ),
+    "elements, AdamW": lambda net: SplitLBI(
+        torch.optim.AdamW(split_parameters(net), lr=0.1), nu=2.0, c=0.3
+    ),
+}
+
+
+def _sharded(rank: int | None, name: str) -> dict[str, Tensor]:
+    """FSDP2 on two ranks; rank None is the single process."""
+    net = SummedNet() if name == "tied filters" else NeuronNet()
+    tied = SHARDED[name](net).param_groups  # read off the network before it is sharded
+    if rank is not None:
+        fully_shard(net, mesh=init_device_mesh("cpu", (WORLD,)))
+    mine = dict(net.named_parameters())
+    opt = SHARDED[name](net) if "filters" not in name else None
+    if opt is None:
+        groups = [
+            {
+                "params": [(n, mine[n]) for n in group["param_names"]],
+                **{k: group[k] for k in ("penalty", "group_dim", "tied")},
+            }
+            for group in tied
+        ]
+        opt = DessiLBI(groups, lr=0.1, nu=2.0, lambd=0.3, momentum=0.9)
+    part = slice(None) if rank is None else slice(2 * rank, 2 * rank + 2)
+    train(net, opt, STEPS, part=part)
+    return snapshot(net, opt)
 
 
 def _fsdp(rank: int, options: dict[str, Any]) -> dict[str, Tensor]:
@@ -248,12 +318,13 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     cases: dict[str, Any] = {
         "ddp": _ddp,
         "tied": _tied,
-        "tied-shards": _tied_shards_are_refused,
         "partial": _partial_is_refused,
         "partial-gradient": _partial_gradient,
         "looking": _looking_before_the_first_step,
     }
     cases |= {f"fsdp-{name}": partial(_fsdp, options=o) for name, o in FSDP_OPTIONS.items()}
+    cases |= {f"sharded-{name}": partial(_sharded, name=name) for name in SHARDED}
+    cases |= {"ddp-adamw": _ddp_adamw}
     cases |= {name: partial(dtensor, **kwargs) for name, kwargs in DTENSOR_CASES.items()}
     return run_cases(cases, tmp_path_factory.mktemp("ranks"))
 
@@ -290,9 +361,19 @@ def test_ddp_with_tied_filters(ranks: dict[str, list[Any]]) -> None:
     _assert_equal_one_process(ranks["tied"], expected)
 
 
-def test_tied_shards_are_refused(ranks: dict[str, list[Any]]) -> None:
-    for message in results_of(ranks["tied-shards"]):
-        assert "tied=True does not support DTensors" in message
+@pytest.mark.parametrize("name", SHARDED)
+def test_tied_groups_and_other_bases_in_shards(name: str, ranks: dict[str, list[Any]]) -> None:
+    expected = _sharded(None, name)
+    assert 0 < expected["density"] < 1
+    _assert_equal_one_process(ranks[f"sharded-{name}"], expected)
+
+
+def test_ddp_around_adamw(ranks: dict[str, list[Any]]) -> None:
+    first, second = results_of(ranks["ddp-adamw"])
+    for key in first:
+        assert torch.equal(first[key], second[key]), key
+    expected = _sharded(None, "neurons, AdamW")
+    _assert_equal_one_process(ranks["ddp-adamw"], expected)
 
 
 @pytest.mark.parametrize("name", FSDP_OPTIONS)

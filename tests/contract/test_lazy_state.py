@@ -34,7 +34,7 @@ def test_state_is_made_lazily() -> None:
 
 
 def test_state_holds_what_is_needed_and_no_more() -> None:
-    opt = DessiLBI(make_params().items())
+    opt = DessiLBI(make_params().items(), lambd=1.0)
     run(opt, 2)
     conv, linear, bias = opt.param_groups[0]["params"]
     assert opt.state[conv].keys() == opt.state[linear].keys() == {"v"}

@@ -240,7 +240,7 @@ def test_parameters_without_gradient_stay_outside():
 
 def test_refuses_bad_use():
     net, opt = make()
-    with pytest.raises(TypeError, match="must be a DessiLBI optimizer, got SGD"):
+    with pytest.raises(TypeError, match="must be a DessiLBI or SplitLBI optimizer, got SGD"):
         PathRecorder(net, torch.optim.SGD(net.parameters(), lr=0.1))
     with pytest.raises(ValueError, match="is not one of the model's"):
         PathRecorder(nn.Linear(2, 2), opt)

@@ -164,13 +164,14 @@ def check_group(group: Mapping[str, Any], index: int, known: Sequence[str] = OPT
         )
     for i, p in enumerate(group["params"]):
         name = repr(group["param_names"][i]) if "param_names" in group else str(i)
-        if p.is_complex():
+        kind = resolve_penalty(group["penalty"], p.ndim)
+        if p.is_complex() and (kind is not None or "momentum" in known):
             raise ValueError(
-                f"complex parameters have no twin (parameter {name}{where}); "
+                f"a twin does not support complex parameters (parameter {name}{where}); "
                 "optimize torch.view_as_real of it"
             )
         dim = dim_of(p, group)
-        if resolve_penalty(group["penalty"], p.ndim) != "group_lasso":
+        if kind != "group_lasso":
             continue
         if p.ndim == 0:
             raise ValueError(

@@ -166,8 +166,8 @@ def resolve_penalty(
 
 def dim_of(p: Tensor, group: Mapping[str, Any]) -> int:
     """The dimension whose slices are p's groups, by the options of its parameter group."""
-    dim: int | Sequence[int] = group["group_dim"]
-    if isinstance(dim, int):
+    dim: int | tuple[int, ...] | list[int] = group["group_dim"]
+    if not isinstance(dim, tuple | list):
         return dim
     return next(d for q, d in zip(group["params"], dim, strict=True) if q is p)
 
@@ -175,7 +175,7 @@ def dim_of(p: Tensor, group: Mapping[str, Any]) -> int:
 def dims_of(group: Mapping[str, Any]) -> list[int]:
     """The same for each parameter of a group."""
     dim = group.get("group_dim", 0)
-    return [dim] * len(group["params"]) if isinstance(dim, int) else list(dim)
+    return list(dim) if isinstance(dim, tuple | list) else [dim] * len(group["params"])
 
 
 def make_penalty(
