@@ -67,7 +67,8 @@ def _basic_resnet(
 
 def transformer_100m() -> list[tuple[int, ...]]:
     """The blocks and embeddings of a GPT of 12 layers, 768 wide, with a vocabulary of 20,000."""
-    wide, shapes = 768, [(20_000, 768), (1024, 768)]
+    wide = 768
+    shapes: list[tuple[int, ...]] = [(20_000, 768), (1024, 768)]
     for _ in range(12):
         shapes += [(wide,), (wide,), (3 * wide, wide), (3 * wide,), (wide, wide), (wide,)]
         shapes += [(wide,), (wide,), (4 * wide, wide), (4 * wide,), (wide, 4 * wide), (wide,)]
