@@ -8,7 +8,6 @@ nu = 100), the difference is the only measure of its noise, and stands here as t
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -24,32 +23,12 @@ class PublishedTable:
     title: str
     columns: tuple[str, ...]
     rows: Mapping[str, tuple[float | None, ...]]
-    unit: str = "%"
     spreads: Mapping[str, float] = field(default_factory=dict)
     """Noise of a row, where the paper lets it be known."""
-    misprints: Mapping[tuple[str, str], float] = field(default_factory=dict)
-    """Numbers that contradict the rest of the table, with what was probably meant."""
-
-    def __post_init__(self) -> None:
-        for row, values in self.rows.items():
-            if len(values) != len(self.columns):
-                raise ValueError(
-                    f"row {row!r} of {self.label} must have {len(self.columns)} numbers, "
-                    f"got {len(values)}"
-                )
 
     def value(self, row: str, column: str) -> float | None:
         """A number as the paper prints it; ``None`` where it prints a dash."""
-        for kind, name, known in (("row", row, self.rows), ("column", column, self.columns)):
-            if name not in known:
-                raise KeyError(
-                    f"table {self.label} has no {kind} {name!r}; it has {', '.join(known)}"
-                )
         return self.rows[row][self.columns.index(column)]
-
-    def spread(self, row: str) -> float | None:
-        """The noise of a row, if the paper lets it be known."""
-        return self.spreads.get(row)
 
 
 CLASSIFICATION: Final = PublishedTable(
@@ -112,17 +91,7 @@ KAPPA: Final = PublishedTable(
 NU: Final = PublishedTable(
     "ablation_n",
     "Best test accuracy on CIFAR-10 by nu, kappa = 1",
-    (
-        "nu=10",
-        "nu=20",
-        "nu=50",
-        "nu=100",
-        "nu=200",
-        "nu=500",
-        "nu=1000",
-        "nu=2000",
-        "sgd",
-    ),
+    (*(f"nu={nu}" for nu in (10, 20, 50, 100, 200, 500, 1000, 2000)), "sgd"),
     {
         "full/vgg-16": (93.66, 93.59, 93.57, 93.39, 93.38, 93.35, 93.43, 93.46, 93.57),
         "full/resnet-56": (93.12, 92.68, 92.78, 92.45, 92.95, 93.11, 93.16, 93.31, 93.08),
@@ -146,12 +115,12 @@ KAPPA_EPOCHS: Final = PublishedTable(
         "vgg-16/kappa=2": (51.86, 72.98, 71.99, 73.64, 75.69, 74.54, 75.72, 93.00),
         "vgg-16/kappa=5": (8.19, 10.00, 17.64, 34.25, 29.76, 69.92, 30.03, 92.36),
         "vgg-16/kappa=10": (0.85, 10.00, 6.62, 10.00, 12.95, 38.38, 13.26, 76.25),
+        # 99.68 is probably a misprint for 96.68.
         "resnet-56/kappa=1": (96.79, 73.50, 96.87, 75.27, 96.69, 77.47, 99.68, 92.37),
         "resnet-56/kappa=2": (76.21, 72.85, 81.41, 74.72, 84.17, 75.64, 84.30, 91.85),
         "resnet-56/kappa=5": (36.58, 60.43, 53.07, 76.00, 57.48, 75.67, 57.74, 89.48),
         "resnet-56/kappa=10": (3.12, 10.20, 29.43, 53.36, 41.18, 74.56, 41.14, 87.02),
     },
-    misprints={("resnet-56/kappa=1", "epoch 160 density"): 96.68},
 )
 
 NU_EPOCHS: Final = PublishedTable(
@@ -186,42 +155,45 @@ COST: Final = PublishedTable(
         "mean batch time, s": (0.0197, 0.0221, 0.0210),
         "memory, MB": (1161.0, 1459.0, 1267.0),
     },
-    unit="as named",
 )
 
-LAYERS_LENET_3: Final = PublishedTable(
+
+def _layers(label: str, network: str, **layers: tuple[float, float]) -> PublishedTable:
+    """Density and number of weights by layer."""
+    densities, weights = zip(*layers.values(), strict=True)
+    title = f"Density of each layer of {network} on MNIST after 100 epochs"
+    rows = {"density": densities, "weights": weights}
+    return PublishedTable(label, title, tuple(layers), rows)
+
+
+LAYERS_LENET_3: Final = _layers(
     "layer sparsity_lenet",
-    "Density of each layer of LeNet-3 on MNIST after 100 epochs",
-    ("fc1", "fc2", "fc3"),
-    {"density": (0.049, 0.087, 0.398), "weights": (235200.0, 30000.0, 1000.0)},
-    unit="fraction",
+    "LeNet-3",
+    fc1=(0.049, 235_200),
+    fc2=(0.087, 30_000),
+    fc3=(0.398, 1_000),
 )
-
-LAYERS_CONV_2: Final = PublishedTable(
+LAYERS_CONV_2: Final = _layers(
     "layer sparsity_conv_2",
-    "Density of each layer of Conv-2 on MNIST after 100 epochs",
-    ("conv1", "conv2", "fc1", "fc2", "fc3"),
-    {
-        "density": (0.9375, 1.0, 0.0067, 0.0284, 0.1551),
-        "weights": (576.0, 36864.0, 3211264.0, 65536.0, 2560.0),
-    },
-    unit="fraction",
+    "Conv-2",
+    conv1=(0.9375, 576),
+    conv2=(1.0, 36_864),
+    fc1=(0.0067, 3_211_264),
+    fc2=(0.0284, 65_536),
+    fc3=(0.1551, 2_560),
 )
-
-LAYERS_CONV_4: Final = PublishedTable(
+LAYERS_CONV_4: Final = _layers(
     "layer sparsity_conv_4",
-    "Density of each layer of Conv-4 on MNIST after 100 epochs",
-    ("conv1", "conv2", "conv3", "conv4", "fc1", "fc2", "fc3"),
-    {
-        "density": (0.921875, 1.0, 1.0, 1.0, 0.0040, 0.0094, 0.1004),
-        "weights": (576.0, 36864.0, 73728.0, 147456.0, 1605632.0, 65536.0, 2560.0),
-    },
-    unit="fraction",
+    "Conv-4",
+    conv1=(0.921875, 576),
+    conv2=(1.0, 36_864),
+    conv3=(1.0, 73_728),
+    conv4=(1.0, 147_456),
+    fc1=(0.0040, 1_605_632),
+    fc2=(0.0094, 65_536),
+    fc3=(0.1004, 2_560),
 )
-
-OVERALL_DENSITY: Final[Mapping[str, float]] = MappingProxyType(
-    {"lenet-3": 0.055, "conv-2": 0.0185, "conv-4": 0.1378}
-)
+OVERALL_DENSITY: Final = {"lenet-3": 0.055, "conv-2": 0.0185, "conv-4": 0.1378}
 """Density of all layers together, given in the text of the appendix on fine-tuning."""
 
 LOTTERY: Final = PublishedTable(
@@ -234,41 +206,27 @@ LOTTERY: Final = PublishedTable(
         "vgg-16-lasso": (0.1, 500.0, 1.0, 0.05, 0.9),
         "resnet-50-lasso": (0.1, 200.0, 1.0, 0.03, 0.9),
     },
-    unit="setting",
 )
 """All four use Nesterov; the first two the group Lasso by filter, the others the Lasso."""
 
-TABLES: Final[Mapping[str, PublishedTable]] = MappingProxyType(
-    {
-        table.label: table
-        for table in (
-            IMAGENET,
-            CLASSIFICATION,
-            KAPPA,
-            KAPPA_EPOCHS,
-            NU,
-            NU_EPOCHS,
-            COST,
-            LAYERS_LENET_3,
-            LAYERS_CONV_2,
-            LAYERS_CONV_4,
-            LOTTERY,
-        )
-    }
-)
+TABLES: Final = {
+    table.label: table
+    for table in (
+        IMAGENET, CLASSIFICATION, KAPPA, KAPPA_EPOCHS, NU, NU_EPOCHS, COST,
+        LAYERS_LENET_3, LAYERS_CONV_2, LAYERS_CONV_4, LOTTERY,
+    )
+}  # fmt: skip
 """All tables by label."""
 
-FIGURES: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "mnist_visualization": "path and filters of LeNet-5's third convolution",
-        "fig:imagenet training": "first-layer gradient images of ResNet-18",
-        "figure:train": "training loss and accuracy by kappa and nu",
-        "figure:spa": "density and sparse accuracy by kappa and nu",
-        "figure:lotteryticketacc": "tickets after retraining against pruning methods, a to d",
-        "fig:imagenet-vis": "first-layer gradient images of ResNet-18, larger",
-        "figure:ablation": "validation accuracy of the whole networks by kappa and nu",
-        "fig:finetunemnist": "rewinding and fine-tuning LeNet-3, Conv-2, Conv-4",
-        "figure:lotteryticketsparsity": "density along the training for the four lottery settings",
-    }
+FIGURES: Final = (
+    "mnist_visualization",
+    "fig:imagenet training",
+    "figure:train",
+    "figure:spa",
+    "figure:lotteryticketacc",
+    "fig:imagenet-vis",
+    "figure:ablation",
+    "fig:finetunemnist",
+    "figure:lotteryticketsparsity",
 )
-"""Figures by label. They print no numbers: only their shape can be compared."""
+"""Labels of the figures. They print no numbers: only their shape can be compared."""

@@ -81,7 +81,7 @@ def cell(
     ours, lost = tuple(results.values(value, **labels)), results.collapsed(**labels)
     if published is None:
         return Cell(row, column, ours, collapsed=lost)
-    return Cell(row, column, ours, published.value(row, column), published.spread(row), lost)
+    return Cell(row, column, ours, published.value(row, column), published.spreads.get(row), lost)
 
 
 @dataclass(frozen=True)
