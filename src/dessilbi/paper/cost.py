@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.functional import cross_entropy
 
-from dessilbi.lab.data.load import DATASET_INFO
+from dessilbi.lab.data.load import dataset_info
 from dessilbi.lab.run.directory import RunDir
 from dessilbi.lab.run.environment import describe
 from dessilbi.lab.run.files import COST, ENVIRONMENT
@@ -82,7 +82,7 @@ def _settle(device: torch.device) -> None:
 def _stepper(name: str, config: Config, device: torch.device) -> Callable[[], None]:
     model = network_without_data(config).to(device)
     optimizer = make_optimizer(model, COMPETITORS[name])
-    info = DATASET_INFO[config.data.name]
+    info = dataset_info(config.data.name)
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(config.batch_size, *info.shape, generator=generator).to(device)
     y = torch.randint(len(info.classes), (config.batch_size,), generator=generator).to(device)

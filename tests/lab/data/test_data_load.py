@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from dessilbi.lab.data import DATASETS, DataError, PadCropFlip, batches, load_dataset
+from dessilbi.lab.data import DataError, PadCropFlip, batches, load_dataset
 from dessilbi.lab.data.errors import require
 from dessilbi.lab.data.load import DATASET_INFO
 
@@ -75,7 +75,7 @@ def test_validation_is_held_out_of_the_training_set(sklearn_digits):
 
 
 def test_normalisation_is_the_default_for_colour_only():
-    habits = {name: DATASET_INFO[name].normalize for name in DATASETS}
+    habits = {name: DATASET_INFO[name].normalize for name in DATASET_INFO}
     assert habits == {
         "digits": False, "mnist": False, "fashion-mnist": False, "cifar10": True, "imagenet": True,
     }  # fmt: skip

@@ -36,6 +36,15 @@ def test_mnist_given_as_fashion_mnist_is_refused(real_data):
         load_dataset("fashion-mnist", data_dir=real_data / "mnist")
 
 
+def test_tinyshakespeare(real_data):
+    data = load_dataset("tinyshakespeare", data_dir=real_data)
+    assert data.num_classes == 65
+    assert len(data.train.tokens) == 1_003_854
+    assert len(data.test.tokens) == 111_540
+    opening = "".join(data.classes[i] for i in data.train.tokens[:30].tolist())
+    assert opening == "First Citizen:\nBefore we proce"
+
+
 @pytest.mark.slow
 def test_cifar10_from_its_archive_of_images(real_data):
     data = load_dataset("cifar10", data_dir=real_data)

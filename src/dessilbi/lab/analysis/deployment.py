@@ -29,7 +29,7 @@ from dessilbi.lab.run.files import (
     MASK,
     compact_folder,
 )
-from dessilbi.lab.training.build import evaluated_split, load_data
+from dessilbi.lab.training.build import evaluated_split, load_data, task_of
 from dessilbi.lab.training.evaluate import evaluate
 from dessilbi.path import Mask
 from dessilbi.subnet.batchnorm import has_batchnorm
@@ -94,12 +94,9 @@ def deploy(
     networks = {"masked": masked, "compact": small.model}
     accuracies = {name: evaluate(net, split).accuracy for name, net in networks.items()}
     folder = folder or run.path / compact_folder(name)
-    channels, side, _ = data.shape
     constructor = {
         "name": run.config().model.name,
-        "num_classes": data.num_classes,
-        "in_channels": channels,
-        "input_size": side,
+        **task_of(data.shape, data.num_classes),
     }
     with clear_errors(folder, "--output"):
         small.save(folder, "dessilbi.lab.models:make_model", constructor)

@@ -17,7 +17,7 @@ from dessilbi.lab.analysis.subnetworks import open_path
 from dessilbi.lab.run.directory import RunError
 from dessilbi.lab.run.files import LAST, PATH, Frontier, FrontierPoint, read_frontier
 from dessilbi.lab.run.methods import GradualPruning
-from dessilbi.lab.training.build import evaluated_split, load_data
+from dessilbi.lab.training.build import evaluated_split, example_inputs, load_data
 from dessilbi.lab.training.evaluate import evaluate
 from dessilbi.path import Mask
 
@@ -77,7 +77,7 @@ def frontier(
     data = load_data(run.config(), options.data_dir, options.download)
     split, judged_on = evaluated_split(data, judge_on)
     masks = _masks(run, densities, data)
-    image = torch.zeros(1, *data.shape, dtype=getattr(torch, run.config().dtype))
+    image = example_inputs(data.shape, getattr(torch, run.config().dtype))
     known = {p.budget: p for p in _known(run, epoch, judged_on)}
     points: list[FrontierPoint] = []
     for budget, mask in masks.items():

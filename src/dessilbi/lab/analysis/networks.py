@@ -7,12 +7,16 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from dessilbi.compaction import CompactError, Size, compact
-from dessilbi.lab.data.load import DATASET_INFO
 from dessilbi.lab.run import methods
 from dessilbi.lab.run.checkpoint import load_model
 from dessilbi.lab.run.directory import RunError
 from dessilbi.lab.run.files import LAST
-from dessilbi.lab.training.build import fresh_network, network_without_data
+from dessilbi.lab.training.build import (
+    example_inputs,
+    fresh_network,
+    input_shape,
+    network_without_data,
+)
 from dessilbi.lab.training.callbacks import make_nested
 from dessilbi.lab.training.evaluate import recalibration_inputs
 from dessilbi.lab.training.optimizers import make_optimizer
@@ -51,8 +55,8 @@ def trained_network(
     load_model(model, checkpoint.part("model"))
     if mask is None or not isinstance(config.method, methods.NestedWidths):
         return model
-    shape = DATASET_INFO[config.data.name].shape
-    example = torch.zeros(2, *shape, dtype=getattr(torch, config.dtype))
+    shape = input_shape(config)
+    example = example_inputs(shape, getattr(torch, config.dtype), 2)
     optimizer = make_optimizer(model, config.optimizer, shape)
     nested = make_nested(config, model, optimizer, 1, example)
     assert isinstance(nested, NestedWidths)

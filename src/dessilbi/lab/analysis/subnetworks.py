@@ -9,7 +9,6 @@ import torch
 
 from dessilbi.compaction import Size
 from dessilbi.lab.analysis.networks import shipped, trained_network
-from dessilbi.lab.data.load import DATASET_INFO
 from dessilbi.lab.run.checkpoint import OPTIMIZER, model_tensors
 from dessilbi.lab.run.config import (
     Config,
@@ -20,7 +19,7 @@ from dessilbi.lab.run.config import (
 from dessilbi.lab.run.directory import RunDir, RunError
 from dessilbi.lab.run.files import INIT, LAST, PATH, checkpoint_name
 from dessilbi.lab.run.methods import Dense
-from dessilbi.lab.training.build import network_without_data
+from dessilbi.lab.training.build import example_inputs, input_shape, network_without_data
 from dessilbi.lab.training.schedule import lr_factor
 from dessilbi.lab.training.start import write_start
 from dessilbi.path import Mask, SolutionPath
@@ -155,9 +154,7 @@ def share_of_macs(config: Config, mask: Mask) -> float:
     A filter that is gone takes the weights of the next layer that read it along.
     """
     model = network_without_data(config).eval()
-    image = torch.zeros(
-        1, *DATASET_INFO[config.data.name].shape, dtype=getattr(torch, config.dtype)
-    )
+    image = example_inputs(input_shape(config), getattr(torch, config.dtype))
     dense = Size.of(model, (image,)).nonzero_macs
     zero_outside(masked_weights(model, mask))
     return shipped(model, mask, image).size.nonzero_macs / dense

@@ -1,5 +1,7 @@
 """Pad, crop and flip a whole batch at once, by random numbers of (seed, epoch, image).
 
+Of a text a window is drawn instead.
+
 An augmentation has two halves. ``draw`` makes the random numbers of a whole epoch, one row an
 image; applying it is then a pure function of images and rows. So a batch does not depend on how
 many batches came before it in this process, on the batch size, or on how many ranks share it.
@@ -73,4 +75,17 @@ class ResizedCropFlip:
         return torch.randint(0, 2**62, (images, 1), generator=generator)
 
 
-Augmentation = PadCropFlip | ResizedCropFlip
+@dataclass(frozen=True)
+class RandomWindows:
+    """Windows of a text that begin anywhere: the standard of language models."""
+
+    def draw(self, images: int, generator: torch.Generator) -> Tensor:
+        """A number a window, whatever the length of the text."""
+        return torch.randint(0, 2**62, (images, 1), generator=generator)
+
+    def __call__(self, positions: int, draws: Tensor) -> Tensor:
+        """Where each window begins, of so many positions."""
+        return draws.squeeze(1) % positions
+
+
+Augmentation = PadCropFlip | ResizedCropFlip | RandomWindows

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset as TorchDataset
 from dessilbi.lab.data.augment import Augmentation, ResizedCropFlip
 from dessilbi.lab.data.errors import DataError, require
 from dessilbi.lab.data.places import folders, missing
-from dessilbi.lab.data.splits import Batch, Bounds, Pixels, Split
+from dessilbi.lab.data.splits import Batch, Bounds, ImageSplit, Pixels
 
 SIDE = 224
 _RESIZED = 256
@@ -83,7 +83,7 @@ def read_imagenet(
 
 
 @dataclass(frozen=True, eq=False)
-class FolderSplit(Split):
+class FolderSplit(ImageSplit):
     """A split whose images stay on disk until their batch is due."""
 
     paths: tuple[str, ...]

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from dessilbi._text import did_you_mean
-from dessilbi.lab.data import cifar10, imagenet
-from dessilbi.lab.data.augment import Augmentation, PadCropFlip, ResizedCropFlip
+from dessilbi.lab.data import cifar10, imagenet, text
+from dessilbi.lab.data.augment import Augmentation, PadCropFlip, RandomWindows, ResizedCropFlip
 from dessilbi.lab.data.errors import require
 from dessilbi.lab.data.mnist import read_mnist
 from dessilbi.lab.data.splits import Dataset, Pixels, RawSet, Split, TensorSplit
@@ -21,11 +21,11 @@ class DatasetInfo:
     """What is known of a set before it is read."""
 
     classes: tuple[str, ...]
-    shape: tuple[int, int, int]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    read: Callable[[str | Path | None, bool], RawSet] | None
-    """Takes (data_dir, download); None for a set that does not fit in memory."""
+    shape: tuple[int, ...]
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    read: Callable[[str | Path | None, bool], RawSet] | None = None
+    """Takes (data_dir, download); None for texts, and images that do not fit in memory."""
     white: int = 255
     # Grey sets stay in [0, 1] by default: normalised inputs made LeNet-5 collapse at lr 0.1.
     normalize: bool = False
@@ -80,7 +80,28 @@ DATASET_INFO = {
     ),
 }
 
-DATASETS = tuple(DATASET_INFO)
+DATASETS = (*DATASET_INFO, text.SHAKESPEARE)
+CONTEXT = 64
+"""Characters of a window of a text, by default."""
+
+
+def dataset_info(name: str, context: int = CONTEXT) -> DatasetInfo:
+    """What is known of one of :data:`DATASETS`, or of a text file, before it is read.
+
+    Args:
+        name: Of the set.
+        context: Characters of a window, for texts.
+
+    Raises:
+        ValueError: No set has this name.
+    """
+    if text.is_text(name):
+        return DatasetInfo(text.vocabulary(name), (context,), augmentation=RandomWindows())
+    if name not in DATASET_INFO:
+        known = f"{', '.join(DATASETS)}, or name a text file (my.txt)"
+        hint = did_you_mean(name, DATASETS, otherwise=f"; choose one of {known}")
+        raise ValueError(f"unknown data set {name!r}{hint}")
+    return DATASET_INFO[name]
 
 
 def load_dataset(
@@ -96,36 +117,39 @@ def load_dataset(
     test_images: int | None = None,
     split_seed: int = 0,
     workers: int = 4,
+    context: int = CONTEXT,
 ) -> Dataset:
-    """Load one of :data:`DATASETS`.
+    """Load one of :data:`DATASETS`, or a text file.
 
     Looked for in ``data_dir``, then ``$DESSILBI_DATA``, the user cache and Debian's
     ``/usr/share/datasets``. ``digits`` needs no file.
 
     Args:
-        name: ``digits``, ``mnist``, ``fashion-mnist``, ``cifar10`` or ``imagenet``.
+        name: ``digits``, ``mnist``, ``fashion-mnist``, ``cifar10``, ``imagenet``,
+            ``tinyshakespeare``, or the name of a text file.
         data_dir: First place to look in.
-        download: Fetch what is not found, with its checksum (not ``imagenet``).
+        download: Fetch what is not found, with its checksum (not ``imagenet``, no texts).
         normalize: Batches are (value - mean) / std per channel; False leaves them in [0, 1].
             None takes the set's habit: colour sets are normalised, grey ones are not.
         dtype: Floating-point type of the images in a batch.
         device: Where images and labels live.
-        validation: How many training images to hold out.
-        images: How many of the others to train on; None takes all.
+        validation: How many training images to hold out; of a text the last tenth always is.
+        images: How many of the others to train on; None takes all. Of a text the windows of an
+            epoch, wherever they begin.
         test_images: How many of the test images to keep; None keeps all.
         split_seed: Chooses which; the same for every run that is to be compared.
         workers: Loader processes, for ``imagenet`` only.
+        context: Characters of a window, for texts only.
 
     Raises:
         ValueError: An argument is unknown or out of range.
         DataError: The set is missing, damaged or cannot be fetched; the message says what to do.
     """
-    if name not in DATASET_INFO:
-        hint = did_you_mean(name, DATASETS, otherwise=f"; choose one of {', '.join(DATASETS)}")
-        raise ValueError(f"unknown data set {name!r}{hint}")
     if not dtype.is_floating_point:
         raise ValueError(f"dtype must be a floating-point type, got {dtype}")
-    info, device = DATASET_INFO[name], torch.device(device)
+    if context < 1:
+        raise ValueError(f"context must be >= 1, got {context}")
+    info, device = dataset_info(name, context), torch.device(device)
     normalized = info.normalize if normalize is None else normalize
     if normalized:
         pixels = Pixels.normalized(info.white, dtype, info.mean, info.std, device)
@@ -134,7 +158,16 @@ def load_dataset(
 
     train: Split
     test: Split
-    if info.read is None:
+    if text.is_text(name):
+        for option, given in (("validation", validation), ("normalize", normalize)):
+            if given:
+                raise ValueError(
+                    f"{option} is for images, got {given}; leave it out for {name}, a text, whose "
+                    "last tenth is held out"
+                )
+        train, test, source = text.read_text(name, data_dir, context, device)
+        classes = info.classes
+    elif info.read is None:
         train, test, classes, source = imagenet.read_imagenet(data_dir, pixels, device, workers)
     else:
         raw, classes = info.read(data_dir, download), info.classes
@@ -147,6 +180,8 @@ def load_dataset(
             raise ValueError(f"test_images must be in [1, {len(test)}], got {test_images}")
         order = torch.randperm(len(test), generator=torch.Generator().manual_seed(split_seed))
         test = test.take(order[:test_images].sort().values)
+    if text.is_text(name):
+        held_out = test  # a text has no third part
     return Dataset(
         name,
         train,

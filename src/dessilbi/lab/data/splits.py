@@ -71,16 +71,12 @@ class Pixels:
 class Split(ABC):
     """Images and labels that can be read in any order: what :func:`batches` needs of a set."""
 
-    labels: Tensor
-    pixels: Pixels
-
-    def __len__(self) -> int:
-        return len(self.labels)
+    @abstractmethod
+    def __len__(self) -> int: ...
 
     def channels_first(self) -> Self:
         """The same, its images in torch's plain layout on every device."""
-        plain = replace(self.pixels, channels_last=False)
-        return cast("Self", replace(cast("Any", self), pixels=plain))
+        return self
 
     @abstractmethod
     def take(self, index: Tensor) -> Self:
@@ -100,8 +96,23 @@ class Split(ABC):
         """
 
 
+class ImageSplit(Split):
+    """Images, with a label each."""
+
+    labels: Tensor
+    pixels: Pixels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def channels_first(self) -> Self:
+        """The same, its images in torch's plain layout on every device."""
+        plain = replace(self.pixels, channels_last=False)
+        return cast("Self", replace(cast("Any", self), pixels=plain))
+
+
 @dataclass(frozen=True, eq=False)
-class TensorSplit(Split):
+class TensorSplit(ImageSplit):
     """A split that fits in memory, resident on its device."""
 
     images: Tensor
@@ -161,8 +172,9 @@ class Dataset:
     validation: Split | None
     """Images held out of the training set, so that nobody tunes on the test set."""
     classes: tuple[str, ...]
-    shape: tuple[int, int, int]
-    """(channels, height, width) of one image."""
+    """Of a text its characters."""
+    shape: tuple[int, ...]
+    """(channels, height, width) of one image; of a text (characters of a window,)."""
     mean: tuple[float, ...]
     """Per-channel mean of the published training set, in [0, 1]."""
     std: tuple[float, ...]
@@ -182,6 +194,11 @@ class Dataset:
             test=self.test.channels_first(),
             validation=None if held_out is None else held_out.channels_first(),
         )
+
+    @property
+    def is_text(self) -> bool:
+        """Whether it is windows of a text, and a label for each character of them."""
+        return len(self.shape) == 1
 
     @property
     def num_classes(self) -> int:

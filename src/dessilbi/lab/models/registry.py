@@ -9,6 +9,7 @@ from torch import nn
 
 from dessilbi._text import did_you_mean
 from dessilbi.lab.models.conv import conv_2, conv_4, digits_net
+from dessilbi.lab.models.gpt import char_gpt, char_gpt_tiny
 from dessilbi.lab.models.import_path import build_from_path
 from dessilbi.lab.models.init import Scheme, initialize
 from dessilbi.lab.models.lenet import lenet_5, lenet_300_100
@@ -23,6 +24,9 @@ class Known(NamedTuple):
     build: Callable[[Task], nn.Module]
     smallest: int = 1
     """Side of the smallest image that leaves every layer something to read."""
+    reads_text: bool = False
+    init: Scheme | None = "he"
+    """Its usual initial weights; ``None``: as it is built."""
 
 
 MODELS: Final[Mapping[str, Known]] = {
@@ -38,6 +42,8 @@ MODELS: Final[Mapping[str, Known]] = {
         f"resnet-{depth}": Known(partial(resnet_basic, depth)) for depth in (8, 20, 32, 44, 56, 110)
     },
     "resnet-50": Known(resnet_50),
+    "char-gpt": Known(char_gpt, reads_text=True, init=None),
+    "char-gpt-tiny": Known(char_gpt_tiny, reads_text=True, init=None),
 }
 
 
@@ -59,10 +65,10 @@ def make_model(
         name: A key of ``MODELS``, or an import path ``module:callable`` such as
             ``torchvision.models:resnet18``; see ``build_from_path`` for how it is called.
         num_classes: Number of outputs.
-        in_channels: Channels of the images.
-        input_size: Side of the square images.
-        init: A scheme of ``initialize``. ``None`` means ``"he"`` for the nets of ``MODELS``, and
-            for an import path that the weights stay as the callable returned them: they may be
+        in_channels: Channels of the images; 0 for a text.
+        input_size: Side of the square images, or characters of a window of a text.
+        init: A scheme of ``initialize``. ``None`` means what ``MODELS`` says, ``"he"`` for images,
+            and for an import path that the weights stay as the callable returned them: they may be
             pretrained.
         dtype: Type of the parameters; ``None`` leaves it as built.
 
@@ -72,19 +78,21 @@ def make_model(
     """
     task = Task(num_classes, in_channels, input_size)
     for argument, value in task._asdict().items():
-        if value < 1:
-            raise ModelError(f"{argument} must be >= 1, got {value}")
+        least = 0 if argument == "in_channels" else 1
+        if value < least:
+            raise ModelError(f"{argument} must be >= {least}, got {value}")
     if ":" in name:
         model = build_from_path(name, task)
     else:
-        model = _find(name, input_size).build(task)
-        init = "he" if init is None else init
+        known = _find(name, task)
+        model = known.build(task)
+        init = known.init if init is None else init
     if init is not None:
         initialize(model, init)
     return model if dtype is None else model.to(dtype)
 
 
-def _find(name: str, input_size: int) -> Known:
+def _find(name: str, task: Task) -> Known:
     """Look a name up, or say what comes nearest."""
     if name not in MODELS:
         hint = did_you_mean(name, MODELS, otherwise=".")
@@ -93,9 +101,16 @@ def _find(name: str, input_size: int) -> Known:
             "or an import path with a colon, such as torchvision.models:resnet18"
         )
     found = MODELS[name]
-    if input_size < found.smallest:
+    if found.reads_text != (task.in_channels == 0):
+        reads, given = ("texts", "images") if found.reads_text else ("images", "a text")
+        able = ", ".join(n for n, known in MODELS.items() if known.reads_text != found.reads_text)
         raise ModelError(
-            f"{name} needs input_size >= {found.smallest}, got {input_size}; "
+            f"{name} reads {reads}, got {given} (in_channels={task.in_channels}); choose one of "
+            f"{able}, or other data"
+        )
+    if task.input_size < found.smallest:
+        raise ModelError(
+            f"{name} needs input_size >= {found.smallest}, got {task.input_size}; "
             "pad or resize the images, or choose a net with fewer poolings"
         )
     return found

@@ -13,8 +13,8 @@ class Task(NamedTuple):
     """What every net of the registry is a function of."""
 
     num_classes: int
-    """Outputs."""
+    """Outputs; of a text its characters."""
     in_channels: int
-    """Channels of the images."""
+    """Channels of the images; 0 for a text."""
     input_size: int
-    """Side of the square images."""
+    """Side of the square images; of a text the characters of a window."""

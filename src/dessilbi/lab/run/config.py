@@ -35,22 +35,26 @@ class ConfigError(DessilbiError, ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Which images."""
+    """Which images, or which text."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
 
     name: str = "digits"
-    """digits, mnist, fashion-mnist, cifar10 or imagenet."""
+    """digits, mnist, fashion-mnist, cifar10, imagenet, tinyshakespeare, or a text file (my.txt)."""
     validation: int = 0
     """Training images held out; the run is then judged on them, not on the test set."""
     images: int | None = None
-    """Training images used, of those not held out; by default all."""
+    """Training images used, of those not held out; by default all. Of a text, random windows that
+    make an epoch; by default as many as the text has."""
     test_images: int | None = None
     """Test images judged on, picked at random once and for all runs; by default all."""
     normalize: bool | None = None
     """Subtract the mean and divide by the deviation; by default for colour images only."""
     augment: bool = True
-    """Pad, crop and flip, for the sets where that is usual (cifar10, imagenet)."""
+    """Pad, crop and flip, for the sets where that is usual (cifar10, imagenet). Of a text, windows
+    that begin anywhere."""
+    context: int = 64
+    """Characters that a language model reads at once."""
 
 
 @dataclass(frozen=True, kw_only=True)

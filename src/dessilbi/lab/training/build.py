@@ -9,12 +9,14 @@ from torch import nn
 
 from dessilbi.graph.layout import NARROW
 from dessilbi.lab.data import load_dataset
-from dessilbi.lab.data.load import DATASET_INFO
+from dessilbi.lab.data.load import dataset_info
 from dessilbi.lab.models import make_model
 from dessilbi.lab.run.config import ConfigError
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from torch import Tensor
 
     from dessilbi.lab.data import Dataset, Split
     from dessilbi.lab.run.config import Config
@@ -34,6 +36,7 @@ def load_data(
         validation=config.data.validation,
         images=config.data.images,
         test_images=config.data.test_images,
+        context=config.data.context,
     )
 
 
@@ -84,20 +87,42 @@ def network_without_data(config: Config, *, seed: int | None = None) -> nn.Modul
         config: whose network.
         seed: of the initial weights, if not the configuration's.
     """
-    info = DATASET_INFO[config.data.name]
+    info = dataset_info(config.data.name, config.data.context)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed if seed is None else seed)
         # ImageNet's classes are known by its folders only.
         return _network(config, info.shape, len(info.classes) or 1000)
 
 
-def _network(config: Config, shape: tuple[int, int, int], classes: int) -> nn.Module:
-    channels, side, _ = shape
+def task_of(shape: tuple[int, ...], classes: int) -> dict[str, int]:
+    """What :func:`make_model` must know of a data set."""
+    return {
+        "num_classes": classes,
+        "in_channels": shape[0] if len(shape) > 1 else 0,
+        "input_size": shape[-1],
+    }
+
+
+def input_shape(config: Config) -> tuple[int, ...]:
+    """The shape of an image, or a window of a text, without reading the data."""
+    return dataset_info(config.data.name, config.data.context).shape
+
+
+def example_inputs(shape: tuple[int, ...], dtype: torch.dtype, count: int = 1) -> Tensor:
+    """Black images, or windows of a text's first character, as a network can read them.
+
+    Args:
+        shape: of one image or window.
+        dtype: of images.
+        count: how many.
+    """
+    return torch.zeros(count, *shape, dtype=torch.int64 if len(shape) == 1 else dtype)
+
+
+def _network(config: Config, shape: tuple[int, ...], classes: int) -> nn.Module:
     return make_model(
         config.model.name,
-        num_classes=classes,
-        in_channels=channels,
-        input_size=side,
+        **task_of(shape, classes),
         init=config.model.init,
         dtype=getattr(torch, config.dtype),
     )

@@ -12,6 +12,7 @@ from torch import nn
 
 from dessilbi._text import did_you_mean
 from dessilbi.lab.run.config import ConfigError, OptimizerConfig
+from dessilbi.lab.training.build import example_inputs
 from dessilbi.lab.training.fused import dessilbi_fuses, torch_fuses
 from dessilbi.optim import DessiLBI, split_parameters
 
@@ -111,7 +112,7 @@ def _example(model: nn.Module, shape: tuple[int, ...] | None) -> Tensor:
     if shape is None:
         raise ConfigError("tied=True needs the shape of the images; give shape=")
     weight = next(model.parameters())
-    return torch.zeros(1, *shape, dtype=weight.dtype, device=weight.device)
+    return example_inputs(shape, weight.dtype).to(weight.device)
 
 
 def _last_linear(model: nn.Module) -> str | None:

@@ -13,7 +13,13 @@ from dessilbi.lab.data import count_batches
 from dessilbi.lab.run.checkpoint import Progress, load_checkpoint, load_model, make_checkpoint
 from dessilbi.lab.run.directory import RunError
 from dessilbi.lab.run.files import LAST
-from dessilbi.lab.training.build import evaluated_split, fresh_network, laid_out_for, load_data
+from dessilbi.lab.training.build import (
+    evaluated_split,
+    example_inputs,
+    fresh_network,
+    laid_out_for,
+    load_data,
+)
 from dessilbi.lab.training.callbacks import Callback, make_callbacks, method_callback
 from dessilbi.lab.training.display import Display, Silent
 from dessilbi.lab.training.errors import TrainingError, not_finite
@@ -124,8 +130,8 @@ class Training:
 
     @property
     def example_input(self) -> Tensor:
-        """Two black images."""
-        return next(self.model.parameters()).new_zeros(2, *self.data.shape)
+        """Two black images, or windows of one character."""
+        return example_inputs(self.data.shape, getattr(torch, self.config.dtype), 2).to(self.device)
 
     def begin(self) -> None:
         """Start from fresh weights, from a subnetwork's, or from the last checkpoint."""

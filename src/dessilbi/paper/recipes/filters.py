@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from dessilbi._style import BLUE, GREEN
 from dessilbi.lab.analysis.subnetworks import open_path
-from dessilbi.lab.data.load import DATASET_INFO
 from dessilbi.lab.run.checkpoint import load_model
 from dessilbi.lab.run.config import Config, DataConfig, ModelConfig, ScheduleConfig
 from dessilbi.lab.run.directory import RunDir
 from dessilbi.lab.run.files import CONFIG, checkpoint_name
-from dessilbi.lab.training.build import network_without_data
+from dessilbi.lab.training.build import input_shape, network_without_data
 from dessilbi.paper.figures import Images, Line, Panel, draw_images, draw_panels
 from dessilbi.paper.optimizers import COMPETITORS
 from dessilbi.paper.recipe import Recipe, Scale, measure_training, seed_list, seeded
@@ -143,7 +142,8 @@ def strongest(run: RunDir, epoch: int, layer: str) -> Tensor:
     load_model(model, checkpoint.part("model"))
     weight = dict(model.named_parameters())[f"{layer}.weight"]
     chosen = [int(i) for i in by_norm(weight)[:SHOWN]]
-    return min_max(maximised(model, layer, chosen, DATASET_INFO[config.data.name].shape))
+    channels, height, width = input_shape(config)
+    return min_max(maximised(model, layer, chosen, (channels, height, width)))
 
 
 RECIPE = Recipe(

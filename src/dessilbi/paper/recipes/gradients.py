@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from dessilbi.lab.data.splits import ImageSplit
 from dessilbi.lab.run.checkpoint import load_model
 from dessilbi.lab.run.config import Config, DataConfig, ModelConfig, ScheduleConfig
 from dessilbi.lab.run.directory import RunDir
@@ -153,6 +154,7 @@ def _snake(config: Config, options: RunOptions) -> Tensor:
         for i, name in enumerate(data.classes)
         if "snake" in name.lower() or FIRST_SNAKE <= name <= LAST_SNAKE
     ]
+    assert isinstance(data.test, ImageSplit)
     # By label: images in class order would have to be decoded by the thousand to find one.
     shown = torch.isin(data.test.labels.cpu(), torch.tensor(snakes)).nonzero().flatten()
     image = data.test.take(shown[:1] if len(shown) else torch.zeros(1, dtype=torch.int64))
