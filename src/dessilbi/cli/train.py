@@ -167,7 +167,7 @@ def run_to_the_end(command: TrainCommand) -> RunDir:
         summary = last[0]
         text = (
             f"done: {summary['epoch']} epochs, {summary['accuracy']:.2f} % "
-            f"on the {summary['judged_on']} set"
+            f"on the {summary['judged_on']} set, loss {summary['loss']:.4f}"
         )
         pruned = isinstance(command.config.method, GradualPruning)  # its density is another one
         if "sparse_accuracy" in summary and command.config.start is None and not pruned:

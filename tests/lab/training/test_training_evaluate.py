@@ -78,7 +78,7 @@ def test_score_is_cross_entropy_and_share_of_right_answers(digits: Dataset) -> N
         logits = model(x)
     model.train()
     score = evaluate(model, digits.train)
-    assert score.images == len(y)
+    assert score.labels == len(y)
     assert score.correct == int((logits.argmax(1) == y).sum())
     assert score.mean_loss == pytest.approx(float(cross_entropy(logits, y)), rel=1e-12)
     assert score.accuracy == 100 * score.correct / len(y)

@@ -73,7 +73,8 @@ def test_a_line_an_epoch_with_everything_in_it(tmp_path: Path) -> None:
     for r in records:
         assert r.keys() == {
             *("epoch", "lr", "train_loss", "train_accuracy", "judged_on", "loss", "accuracy"),
-            *("sparse_accuracy", "recalibrated_accuracy", "density", "densities"),
+            *("sparse_loss", "sparse_accuracy", "recalibrated_accuracy"),
+            *("density", "densities"),
         }
         assert r["densities"].keys() == {"fc1.weight", "fc2.weight", "fc3.weight"}
     assert 0 < records[0]["density"] < records[-1]["density"] < 1

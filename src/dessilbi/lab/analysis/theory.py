@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from torch.nn.functional import cross_entropy
 
 from dessilbi.lab.data import batches, count_batches
 from dessilbi.lab.run.checkpoint import load_checkpoint
@@ -16,6 +15,7 @@ from dessilbi.lab.run.files import INIT, LAST, checkpoint_name
 from dessilbi.lab.run.methods import GradualPruning, NestedWeights, NestedWidths
 from dessilbi.lab.training.build import fresh_network, laid_out_for, load_data
 from dessilbi.lab.training.callbacks.step_check import Iteration, iteration_of
+from dessilbi.lab.training.evaluate import prediction_loss
 from dessilbi.lab.training.optimizers import make_optimizer
 from dessilbi.lab.training.schedule import lr_factor, set_lr
 from dessilbi.optim import DessiLBI
@@ -96,7 +96,7 @@ class Study:
             self.batches.pop()  # of one image there is no variance
         self.track = LipschitzTrack(
             self.model,
-            cross_entropy,
+            prediction_loss,
             self.batches,
             weight_decay=found.l2,
             max_iter=iterations,
@@ -143,7 +143,7 @@ class Study:
         set_lr(optimizer, lr / config.optimizer.lr if config.optimizer.lr else 0.0)
 
         def closure() -> Tensor:
-            losses = [cross_entropy(self.model(x), y) * len(y) for x, y in self.batches]
+            losses = [prediction_loss(self.model(x), y) * len(y) for x, y in self.batches]
             return torch.stack(losses).sum() / sum(len(y) for _, y in self.batches)
 
         often = max(steps // 5, 1)

@@ -30,7 +30,8 @@ class Progress:
     """Batches done of the next one."""
     loss: float = 0.0
     correct: int = 0
-    images: int = 0
+    labels: int = 0
+    """Trained on: one an image, one a character of a text."""
     best: float = -1.0
     """Best accuracy so far."""
     path_step: int = 0
@@ -41,7 +42,7 @@ class Progress:
     def next_epoch(self) -> None:
         """Start counting anew."""
         self.epoch, self.batch = self.epoch + 1, 0
-        self.loss, self.correct, self.images = 0.0, 0, 0
+        self.loss, self.correct, self.labels = 0.0, 0, 0
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -76,7 +76,7 @@ class OptimizerConfig:
     __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
 
     name: str = "dessilbi"
-    """dessilbi, sgd, adam, amsgrad, adagrad or radam; the paper's competitors add some."""
+    """dessilbi, sgd, adam, adamw, amsgrad, adagrad or radam; the paper's competitors add some."""
     lr: float = 0.1
     momentum: float = 0.0
     nesterov: bool = False

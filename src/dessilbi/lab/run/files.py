@@ -79,10 +79,12 @@ class EpochRecord(TypedDict):
     loss: float
     """Cross entropy on them."""
     accuracy: float
+    """Of a text, of the next character."""
     train_loss: NotRequired[float]
     train_accuracy: NotRequired[float]
     lr: NotRequired[float]
     """Learning rate of the last step."""
+    sparse_loss: NotRequired[float]
     sparse_accuracy: NotRequired[float]
     """Of the weights on the support of Gamma."""
     recalibrated_accuracy: NotRequired[float]

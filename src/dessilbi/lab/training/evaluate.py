@@ -32,17 +32,23 @@ class Score(NamedTuple):
 
     loss: float
     correct: int
-    images: int
+    labels: int
+    """One an image; of a text one a character."""
 
     @property
     def accuracy(self) -> float:
         """In percent."""
-        return 100 * self.correct / self.images
+        return 100 * self.correct / self.labels
 
     @property
     def mean_loss(self) -> float:
-        """Cross entropy, averaged over images."""
-        return self.loss / self.images
+        """Cross entropy, averaged over labels."""
+        return self.loss / self.labels
+
+
+def prediction_loss(logits: Tensor, labels: Tensor, *, reduction: str = "mean") -> Tensor:
+    """Cross entropy of logits (..., classes) and labels (...): of images, or of each character."""
+    return cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction=reduction)
 
 
 @torch.inference_mode()
@@ -51,14 +57,15 @@ def evaluate(model: nn.Module, split: Split) -> Score:
     mode = model.training
     model.eval()
     try:
-        loss, correct = 0.0, 0
+        loss, correct, labels = 0.0, 0, 0
         for x, y in batches(split, BATCH, seed=0, epoch=0, shuffle=False):
             logits = model(x)
-            loss += float(cross_entropy(logits, y, reduction="sum"))
-            correct += int((logits.argmax(1) == y).sum())
+            loss += float(prediction_loss(logits, y, reduction="sum"))
+            correct += int((logits.argmax(-1) == y).sum())
+            labels += y.numel()
     finally:
         model.train(mode)
-    return Score(loss, correct, len(split))
+    return Score(loss, correct, labels)
 
 
 def evaluate_sparse(
@@ -69,7 +76,10 @@ def evaluate_sparse(
     Statistics are recalibrated on the first training images and given back afterwards.
     """
     with project(model, optimizer.mask(model)):
-        return evaluate(model, split), evaluate_recalibrated(model, split, train)
+        sparse = evaluate(model, split)
+        if not has_batchnorm(model):
+            return sparse, sparse
+        return sparse, evaluate_recalibrated(model, split, train)
 
 
 def evaluate_recalibrated(model: nn.Module, split: Split, train: Split) -> Score:
@@ -106,6 +116,7 @@ def evaluate_epoch(
     elif isinstance(optimizer, DessiLBI):
         sparse, recalibrated = evaluate_sparse(model, optimizer, split, train)
         found |= {
+            "sparse_loss": sparse.mean_loss,
             "sparse_accuracy": sparse.accuracy,
             "recalibrated_accuracy": recalibrated.accuracy,
             "density": optimizer.density(),
@@ -128,10 +139,10 @@ def recalibration_inputs(train: Split) -> Iterator[Tensor]:
 
 def measure(t: Training) -> EpochRecord:
     """What is recorded of the epoch that was just trained."""
-    loss, correct, images = t.world.sum(
-        [t.progress.loss, t.progress.correct, t.progress.images], t.device
+    loss, correct, labels = t.world.sum(
+        [t.progress.loss, t.progress.correct, t.progress.labels], t.device
     )
-    trained = Score(loss, int(correct), int(images))
+    trained = Score(loss, int(correct), int(labels))
     found = {
         "epoch": t.progress.epoch + 1,
         "judged_on": t.evaluated_on,

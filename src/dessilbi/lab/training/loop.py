@@ -9,7 +9,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
-from torch.nn.functional import cross_entropy
 
 from dessilbi.lab.data import batches
 from dessilbi.lab.run.directory import RunDir
@@ -17,7 +16,7 @@ from dessilbi.lab.run.files import LAST
 from dessilbi.lab.run.options import RunOptions
 from dessilbi.lab.training.distributed import join_world, pick_device, seed_rank
 from dessilbi.lab.training.errors import Interrupted
-from dessilbi.lab.training.evaluate import measure
+from dessilbi.lab.training.evaluate import measure, prediction_loss
 from dessilbi.lab.training.state import Training
 
 if TYPE_CHECKING:
@@ -130,16 +129,16 @@ def train_epoch(t: Training) -> None:
         t.optimizer.zero_grad()  # not before: the last gradients explain a loss of NaN
         # DDP averages over ranks; a rank's share of the global batch is its weight.
         weight = len(y) * world.size / min(config.batch_size, _images_left(t))
-        loss_of = partial(cross_entropy, target=y)
+        loss_of = partial(prediction_loss, labels=y)
         logits, loss = t.method.backward(t.net, x, loss_of, weight if world.size > 1 else 1.0)
         if t.device.type == "cpu":
             t.refuse_nonfinite(loss)
         t.optimizer.step()
         with torch.no_grad():
-            t.loss_sum += loss.detach() * len(y)
-            t.correct += (logits.argmax(1) == y).sum()
+            t.loss_sum += loss.detach() * y.numel()
+            t.correct += (logits.argmax(-1) == y).sum()
         progress.batch += 1
-        progress.images += len(y)
+        progress.labels += y.numel()
         t.display.batch(progress, t.steps_per_epoch)
         for callback in t.callbacks:
             callback.on_step_end(t)

@@ -157,6 +157,15 @@ def _adam(model: nn.Module, config: OptimizerConfig, shape: Shape) -> Optimizer:
     )
 
 
+def _adamw(model: nn.Module, config: OptimizerConfig, shape: Shape) -> Optimizer:
+    return torch.optim.AdamW(
+        model.named_parameters(),
+        lr=config.lr,
+        weight_decay=config.weight_decay,
+        fused=True if torch_fuses(model) else None,
+    )
+
+
 def _adagrad(model: nn.Module, config: OptimizerConfig, shape: Shape) -> Optimizer:
     return torch.optim.Adagrad(
         model.named_parameters(),
@@ -179,7 +188,13 @@ _DEFAULTS: Final[Mapping[str, Any]] = {
 }
 register_optimizer("dessilbi", _dessilbi, tuple(o for o in _DEFAULTS if o != "l1"))
 register_optimizer("sgd", _sgd, ("lr", "momentum", "nesterov", "weight_decay"))
-for _name, _make in {"adam": _adam, "amsgrad": _adam, "adagrad": _adagrad, "radam": _radam}.items():
+for _name, _make in {
+    "adam": _adam,
+    "adamw": _adamw,
+    "amsgrad": _adam,
+    "adagrad": _adagrad,
+    "radam": _radam,
+}.items():
     register_optimizer(_name, _make, ("lr", "weight_decay"))
 
 

@@ -25,6 +25,10 @@ HEADER = (
     f"{'epoch':>9}  {'loss':>7}  {'dense':>6}  {'sparse':>6}  {'recal.':>6}  {'density':>7}"
     f"  {'images/s':>8}"
 )
+TEXT_HEADER = (
+    "losses in nats a character; dense and sparse: of held-out text\n"
+    f"{'epoch':>9}  {'loss':>7}  {'dense':>7}  {'sparse':>7}  {'density':>7}  {'windows/s':>9}"
+)
 UPDATES_PER_SECOND = 4
 
 
@@ -50,6 +54,7 @@ class TerminalDisplay:
         self.task: TaskID | None = None
         self.epochs = 0
         self.images = 0
+        self.is_text = False
         self.done_here = 0.0
         self.next_update = 0.0
         self.began = time.perf_counter()
@@ -68,17 +73,17 @@ class TerminalDisplay:
 
     def start(self, config: Config, run: RunDir, progress: RunProgress, data: Dataset) -> None:
         """Say what runs where, and from where it goes on."""
-        self.epochs, self.images = config.epochs, len(data.train)
+        self.epochs, self.images, self.is_text = config.epochs, len(data.train), data.is_text
         self.began = time.perf_counter()
         self.console.print(
-            f"{config.model.name} on {data.name} ({len(data.train):,} training images from "
+            f"{config.model.name} on {data.name} ({len(data.train):,} training {self._items} from "
             f"{data.source}), {config.optimizer.name}, seed {config.seed}",
             soft_wrap=True,
         )
         self.console.print(f"run directory: {run.path}", soft_wrap=True)
         if progress.epoch or progress.batch:
             self.console.print(f"continues in epoch {progress.epoch + 1}")
-        self.console.print(HEADER)
+        self.console.print(TEXT_HEADER if self.is_text else HEADER)
         for record, timing in zip(run.records(), run.records(TIMING), strict=False):
             self.console.print(self._line(record, timing))
         self.task = self.bar.add_task("", total=1, numbers="")
@@ -97,7 +102,8 @@ class TerminalDisplay:
             self.task,
             completed=share,
             description=f"epoch {progress.epoch + 1}/{self.epochs}",
-            numbers=f"{rate * self.images:,.0f} images/s, {_clock(left / max(rate, 1e-9))} left",
+            numbers=f"{rate * self.images:,.0f} {self._items}/s, "
+            f"{_clock(left / max(rate, 1e-9))} left",
         )
         self.bar.refresh()
 
@@ -109,9 +115,17 @@ class TerminalDisplay:
         """Print a warning between the lines of the epochs."""
         self.console.print(f"warning: {text}", soft_wrap=True)
 
+    @property
+    def _items(self) -> str:
+        return "windows" if self.is_text else "images"
+
     def _line(self, record: Mapping[str, Any], timing: Mapping[str, Any]) -> str:
         epoch = f"{record['epoch']}/{self.epochs}"
         speed = timing["images"] / max(timing["train_seconds"], 1e-9)
+        if self.is_text:
+            names = ("train_loss", "loss", "sparse_loss", "density")
+            numbers = "".join(f"  {_fraction(record.get(name)):>7}" for name in names)
+            return f"{epoch:>9}{numbers}  {speed:9,.0f}"
         return (
             f"{epoch:>9}  {_fraction(record.get('train_loss')):>7}  {record['accuracy']:6.2f}"
             f"  {_percent(record.get('sparse_accuracy')):>6}"

@@ -6,10 +6,10 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from torch.nn.functional import cross_entropy
 
 from dessilbi.lab.data import batches
 from dessilbi.lab.training.callbacks.base import Callback
+from dessilbi.lab.training.evaluate import prediction_loss
 from dessilbi.optim import DessiLBI
 from dessilbi.theory import LipschitzTrack, judge_step
 from dessilbi.theory.scope import numbers, outside
@@ -83,7 +83,7 @@ class StepCheckCallback(Callback):
         batch = next(iter(drawn))
         track = LipschitzTrack(
             t.model,
-            cross_entropy,
+            prediction_loss,
             [batch],
             weight_decay=found.l2,
             max_iter=LIVE_ITERATIONS,
