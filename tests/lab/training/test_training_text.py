@@ -6,20 +6,25 @@ import io
 import math
 import random
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 import torch
 from rich.console import Console
+from torch import nn
 from torch.nn.functional import cross_entropy
 
 from dessilbi.lab.analysis.networks import trained_network
+from dessilbi.lab.analysis.subnetworks import open_path
 from dessilbi.lab.data import batches, load_dataset
+from dessilbi.lab.models import make_model
 from dessilbi.lab.run.config import Config, DataConfig, ModelConfig, OptimizerConfig, ScheduleConfig
 from dessilbi.lab.run.options import RunOptions
+from dessilbi.lab.run.recipes import find_recipe
 from dessilbi.lab.training.build import fresh_network, load_data
 from dessilbi.lab.training.evaluate import BATCH, evaluate
 from dessilbi.lab.training.loop import train
+from dessilbi.lab.training.optimizers import twin_groups
 from dessilbi.lab.training.terminal import TerminalDisplay
 from lab_runs import Crash, CrashAt, assert_same_run, weights_of
 
@@ -32,7 +37,7 @@ TEXT = Config(
     name="text",
     data=DataConfig(name="tiny.txt", context=8, images=30),
     model=ModelConfig(name="char-gpt-tiny"),
-    optimizer=OptimizerConfig(lr=0.5, nu=2.0, lambd=0.02, momentum=0.5),
+    optimizer=OptimizerConfig(lr=0.5, nu=2.0, lambd=0.08, momentum=0.5),
     schedule=ScheduleConfig(kind="cosine", warmup=1.0),
     epochs=3,
     batch_size=7,
@@ -92,6 +97,59 @@ def test_an_interrupted_run_ends_bit_for_bit_the_same(
     assert_same_run(train(TEXT, place), run)
 
 
+# ---------------------------------------------------------------------- neurons
+
+
+def test_a_neuron_is_a_row_and_a_column_and_nothing_else_has_a_twin() -> None:
+    model = make_model("char-gpt-tiny", num_classes=9, in_channels=0, input_size=8)
+    dense, *neurons = twin_groups(model, OptimizerConfig(init_scaled=2.0))
+    assert dense["penalty"] is None
+    assert len(neurons) == len(model.blocks)
+    for i, group in enumerate(neurons):
+        (first, row), (second, column) = group["params"]
+        assert (first, second) == (f"blocks.{i}.mlp.fc.weight", f"blocks.{i}.mlp.proj.weight")
+        assert group["tied"] is True
+        assert group["group_dim"] == (0, 1)
+        assert row.shape[0] == column.shape[1] == 64
+        assert (group["lambd"], group["lambd_scale"]) == (2.0, "init")
+    names = {name for group in (dense, *neurons) for name, _ in group["params"]}
+    assert names == {name for name, _ in model.named_parameters()}
+
+
+def test_the_path_knows_that_a_row_and_a_column_enter_together(run: RunDir) -> None:
+    path = open_path(run)
+    assert [layer.tied for layer in path.layers] == [
+        f"blocks.{i}.mlp.fc.weight" for i in (0, 0, 1, 1)
+    ]
+    support = path.support(3)
+    for i in range(2):
+        rows, columns = (support[f"blocks.{i}.mlp.{name}.weight"] for name in ("fc", "proj"))
+        assert torch.equal(rows.any(1), columns.any(0))
+        assert 0 < rows.float().mean() < 1
+
+
+def test_a_network_from_elsewhere_may_know_its_groups() -> None:
+    class Net(nn.Module):
+        twin_patterns: ClassVar = {"up": {"penalty": "group_lasso"}}
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def penalties(**options: Any) -> dict[str, str | None]:
+        groups = twin_groups(Net(), OptimizerConfig(**options))
+        return {name: group["penalty"] for group in groups for name, _ in group["params"]}
+
+    only_up = {"up.weight": "group_lasso", "down.weight": None, "up.bias": None, "down.bias": None}
+    assert penalties() == only_up
+    assert penalties(exclude=("up",)) == dict.fromkeys(only_up)
+    asked = {"up.weight": "lasso", "down.weight": "lasso", "up.bias": None, "down.bias": None}
+    assert penalties(penalty="lasso") == asked
+
+
+# ---------------------------------------------------------------------- AdamW
+
+
 def test_adamw_learns_what_follows(folder: Path, tmp_path: Path) -> None:
     config = replace(
         TEXT, optimizer=OptimizerConfig(name="adamw", lr=0.02, weight_decay=0.1), epochs=10
@@ -129,3 +187,10 @@ def test_the_terminal_shows_losses(folder: Path, tmp_path: Path) -> None:
     for line, r in zip(lines[-3:], run.records(), strict=True):
         names = ("train_loss", "loss", "sparse_loss", "density")
         assert line.split()[:-1] == [f"{r['epoch']}/3", *(f"{r[name]:.4f}" for name in names)]
+
+
+def test_the_recipe_is_two_thousand_steps_of_twelve_windows() -> None:
+    config = find_recipe("char-gpt")
+    assert config.data.images is not None
+    assert config.epochs * config.data.images / config.batch_size == 2000
+    assert config.schedule.warmup * config.data.images / config.batch_size == 100

@@ -1,6 +1,7 @@
 """A GPT over characters, as small as nanoGPT's for Shakespeare on a CPU."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +44,12 @@ class CharGPT(nn.Module):
             if p.ndim > 1:
                 writes = name.endswith("proj.weight")
                 nn.init.normal_(p, std=0.02 / math.sqrt(2 * layers) if writes else 0.02)
+
+    @property
+    def twin_patterns(self) -> dict[str, dict[str, Any]]:
+        """Patterns for :func:`split_parameters`: a neuron of an MLP is a group, all else dense."""
+        neuron = {"penalty": "group_lasso", "tied": True, "group_dim": (0, 1)}
+        return {f"blocks.{i}.mlp": neuron for i in range(len(self.blocks))}
 
     def forward(self, characters: Tensor) -> Tensor:
         """Logits of the next character, (batch, characters, vocabulary)."""

@@ -87,8 +87,9 @@ class OptimizerConfig:
     nu: float = 100.0
     lambd: float = 1.0
     penalty: Literal["auto", "lasso", "group_lasso"] = "auto"
-    """auto: filters by group, linear weights by element; lasso: everything by element; group_lasso:
-    filters and neurons, the classifier without a twin."""
+    """auto: filters by group, linear weights by element, of a network that knows its groups (the
+    neurons of char-gpt) those alone; lasso: everything by element; group_lasso: filters and
+    neurons, the classifier without a twin."""
     coupling: Literal["direct", "momentum"] = "direct"
     decoupled_weight_decay: bool = False
     exclude: tuple[str, ...] = ()

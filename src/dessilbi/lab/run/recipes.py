@@ -148,6 +148,19 @@ def resnet_56_cifar10() -> Config:
     )
 
 
+def char_gpt() -> Config:
+    """A character GPT on tinyshakespeare, as nanoGPT's for a CPU: 2,000 steps, five minutes."""
+    return Config(
+        name="char-gpt",
+        data=DataConfig(name="tinyshakespeare", context=64, images=2400),
+        model=ModelConfig(name="char-gpt"),
+        optimizer=OptimizerConfig(name="adamw", lr=1e-3, weight_decay=0.1),
+        schedule=ScheduleConfig(kind="cosine", warmup=0.5),
+        epochs=10,  # of 200 steps
+        batch_size=12,
+    )
+
+
 RECIPES: dict[str, Callable[[], Config]] = {
     "digits": digits,
     "lenet-300-100-mnist": lenet_300_100_mnist,
@@ -159,6 +172,7 @@ RECIPES: dict[str, Callable[[], Config]] = {
     "vgg-4-cifar10-nested": vgg_4_cifar10_nested,
     "vgg-16-cifar10": vgg_16_cifar10,
     "resnet-56-cifar10": resnet_56_cifar10,
+    "char-gpt": char_gpt,
 }
 
 

@@ -78,6 +78,10 @@ def twin_groups(
 ) -> list[dict[str, Any]]:
     """Which weights get a twin and how they are grouped, whichever optimizer trains them.
 
+    A network may know its own groups: ``model.twin_patterns``, as :func:`split_parameters` takes
+    them, is followed under ``penalty="auto"``, and all else of that network is trained without a
+    twin.
+
     Args:
         model: the network.
         config: says it.
@@ -97,6 +101,9 @@ def twin_groups(
         if classifier is not None and not any(fnmatch(classifier, p) for p in exclude):
             exclude.append(classifier)
         patterns["*"] = {"penalty": "group_lasso"}
+    elif own := getattr(model, "twin_patterns", None):
+        shown = [name for name in own if not any(fnmatch(name, p) for p in exclude)]
+        patterns |= {**{name: own[name] for name in shown}, "*": {"penalty": None}}
     return split_parameters(
         model,
         patterns or None,
