@@ -96,7 +96,7 @@ def one_run(method: str, base: Config) -> Config:
         "plain": PLAIN,
         "dense-classifier": replace(PLAIN, exclude=("fc3",)),
         "own-classifier": replace(PLAIN, classifier_lambd=0.03),
-        "init-scaled": replace(PLAIN, lambd=1.0, init_scaled=5.0),
+        "init-scaled": replace(PLAIN, lambd=None, c=5.0),
         "sgd": replace(SGD, lr=lr),
     }
     return replace(base, optimizer=changed[method])

@@ -53,7 +53,7 @@ def lenet_5(data_dir: Path | None, images: int, rounds: int) -> dict[str, list[f
     config = Config(
         data=DataConfig(name="mnist", validation=60000 - images),
         model=ModelConfig(name="lenet-5", init="default"),
-        optimizer=OptimizerConfig(momentum=0.9, weight_decay=1e-4, nu=10.0, lr=0.01),
+        optimizer=OptimizerConfig(momentum=0.9, weight_decay=1e-4, nu=10.0, lambd=1.0, lr=0.01),
         epochs=10_000,
         batch_size=BATCH,
     )

@@ -74,7 +74,7 @@ def configs(seed: int) -> dict[str, Config]:
             data=DataConfig(name="fashion-mnist", validation=40_000, normalize=True),
             model=ModelConfig(name="orders:conv_net", init="he"),
             optimizer=OptimizerConfig(
-                momentum=0.9, weight_decay=1e-4, nu=20.0, init_scaled=1.5, exclude=("16",)
+                momentum=0.9, weight_decay=1e-4, nu=20.0, c=1.5, exclude=("16",)
             ),
             schedule=ScheduleConfig(kind="multistep", milestones=(5, 7)),
             epochs=8,

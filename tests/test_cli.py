@@ -293,7 +293,7 @@ def test_demo_tells_the_story_and_names_its_files(dessilbi: Shell) -> None:
 # ---------------------------------------------------------------------- paths and subnetworks
 
 
-TRAIN = ["train", "digits", *QUICK, "--optimizer.nu", "2", "--optimizer.init-scaled", "0.1"]
+TRAIN = ["train", "digits", *QUICK, "--optimizer.nu", "2", "--optimizer.c", "0.1"]
 
 
 @pytest.fixture(scope="module")

@@ -26,9 +26,7 @@ if TYPE_CHECKING:
 CONV = Config(
     name="conv",
     model=ModelConfig(name="digits-net"),
-    optimizer=OptimizerConfig(
-        lr=0.1, momentum=0.9, weight_decay=1e-4, nu=5.0, init_scaled=1.0, lambd=1.0
-    ),
+    optimizer=OptimizerConfig(lr=0.1, momentum=0.9, weight_decay=1e-4, nu=5.0, c=1.0),
     epochs=4,
     batch_size=128,
     keep=(0, 2),

@@ -45,7 +45,7 @@ class SubnetCommand:
     seed: int | None = None
     """Order of the images; the run's own by default."""
     optimizer: Annotated[str | None, tyro.conf.arg(name="with")] = None
-    """Train with a row of the paper's table (sgd-mom-wd, ...) instead of the run's optimizer."""
+    """Train with another optimizer (sgd-mom-wd, adamw, ...) instead of the run's."""
     options: Annotated[RunOptions, tyro.conf.arg(name="")] = field(default_factory=RunOptions)
     threads: int | None = None
     """Threads of torch on the CPU; by default all cores."""

@@ -21,7 +21,7 @@ from dessilbi.lab.run.methods import (
 )
 from dessilbi.lab.run.options import RunOptions
 from dessilbi.lab.run.recipes import RECIPES, find_recipe
-from dessilbi.paper.competitors import COMPETITORS
+from dessilbi.paper.competitors import OPTIMIZERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,7 +81,7 @@ def _usage() -> str:
         f"recipes:\n{_listed({name: _first_line(made) for name, made in RECIPES.items()})}\n\n"
         f"methods:\n{_listed(methods)}\n\n"
         "  --nested is short for the recipe's own nested method, or method:nested-weights\n\n"
-        f"--with NAME trains the recipe with another optimizer: {', '.join(COMPETITORS)}\n\n"
+        f"--with NAME trains the recipe with another optimizer: {', '.join(OPTIMIZERS)}\n\n"
         "`dessilbi train RECIPE --help` lists every option with the recipe's value, and\n"
         "`dessilbi train RECIPE method:NAME --help` those of a method."
     )
@@ -123,10 +123,10 @@ def _chosen(config: Config, options: list[str]) -> tuple[Config, list[str]]:
 
 
 def competitor(name: str) -> OptimizerConfig:
-    """An optimizer of the paper's table by its name."""
-    if name not in COMPETITORS:
-        raise ConfigError(f"--with must name one of {', '.join(COMPETITORS)}; got {name!r}")
-    return COMPETITORS[name]
+    """An optimizer by its name: a row of the paper's table, or one beside them."""
+    if name not in OPTIMIZERS:
+        raise ConfigError(f"--with must name one of {', '.join(OPTIMIZERS)}; got {name!r}")
+    return OPTIMIZERS[name]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,13 +24,23 @@ COMPETITORS: Final[dict[str, OptimizerConfig]] = {
     "adagrad": OptimizerConfig(name="adagrad", lr=_ADAM_LR),
     "amsgrad": OptimizerConfig(name="amsgrad", lr=_ADAM_LR),
     "radam": OptimizerConfig(name="radam", lr=_ADAM_LR),
-    "dessilbi-naive": OptimizerConfig(name="dessilbi", lr=0.1, nu=10.0),
-    "dessilbi-mom": OptimizerConfig(name="dessilbi", lr=0.1, nu=10.0, momentum=0.9),
+    "dessilbi-naive": OptimizerConfig(name="dessilbi", lr=0.1, nu=10.0, lambd=1.0),
+    "dessilbi-mom": OptimizerConfig(name="dessilbi", lr=0.1, nu=10.0, lambd=1.0, momentum=0.9),
     "dessilbi-mom-wd": OptimizerConfig(
-        name="dessilbi", lr=0.1, nu=10.0, momentum=0.9, weight_decay=1e-4
+        name="dessilbi", lr=0.1, nu=10.0, lambd=1.0, momentum=0.9, weight_decay=1e-4
     ),
     # Not a row of that table: the counterpart of sgd-nesterov, used for the lottery figures.
     "dessilbi-nesterov": OptimizerConfig(
-        name="dessilbi", lr=0.1, nu=10.0, momentum=0.9, nesterov=True
+        name="dessilbi", lr=0.1, nu=10.0, lambd=1.0, momentum=0.9, nesterov=True
     ),
 }
+
+OPTIMIZERS: Final[dict[str, OptimizerConfig]] = COMPETITORS | {
+    "adamw": OptimizerConfig(name="adamw", lr=1e-3, weight_decay=0.01),
+    "muon": OptimizerConfig(name="muon", lr=1e-3, momentum=0.95, nesterov=True, weight_decay=0.01),
+    "dessilbi-adamw": OptimizerConfig(base="adamw", lr=1e-3, weight_decay=0.01),
+    "dessilbi-muon": OptimizerConfig(
+        base="muon", lr=1e-3, momentum=0.95, nesterov=True, weight_decay=0.01
+    ),
+}
+"""The same and what the paper does not compare; a twin around AdamW or Muon by tau and c."""

@@ -42,8 +42,8 @@ def method(run: RunData) -> str:
     """What the paper calls an optimizer and its options."""
     options = run.config["optimizer"]
     name = str(options["name"])
-    if name not in ("sgd", "dessilbi"):
-        return name
+    if name not in ("sgd", "dessilbi") or options["base"] != "sgd":
+        return name if options["base"] == "sgd" else f"{name}-{options['base']}"
     if options["l1"]:
         return f"{name}-l1"
     if not options["momentum"]:
@@ -77,9 +77,9 @@ def _ablation(run: RunData) -> Iterator[Row | None]:
             KAPPA, "best accuracy", KAPPA.value(f"full/{model}", "sgd"), _best(run, "accuracy")
         )
         return
-    kappa, nu = f"kappa={options['kappa']:g}", f"nu={options['nu']:g}"
-    if options["name"] != "dessilbi":
+    if options["name"] != "dessilbi" or options["base"] != "sgd" or options["nu"] is None:
         return
+    kappa, nu = f"kappa={options['kappa']:g}", f"nu={options['nu']:g}"
     if options["nu"] == 100 and kappa in KAPPA.columns:
         table, along, column = KAPPA, KAPPA_EPOCHS, kappa
     elif options["kappa"] == 1 and nu in NU.columns:

@@ -19,7 +19,8 @@ NEAR = 1.0
 def headline(run: RunData) -> str:
     """What was trained, and how."""
     config = run.config
-    how = _METHODS.get(config["optimizer"]["name"], config["optimizer"]["name"])
+    name, base = config["optimizer"]["name"], config["optimizer"]["base"]
+    how = _METHODS.get(name, name) if base == "sgd" else f"SplitLBI around {base}"
     if config["start"] is not None:
         how += f" on a subnetwork of {config['start']['parent']}"
     done, asked = run.done, config["epochs"]

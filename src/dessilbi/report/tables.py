@@ -43,9 +43,11 @@ def runs_table(runs: Sequence[RunData]) -> str:
     for run in runs:
         last = run.last
         density = last.get("density")
+        optimizer = run.config["optimizer"]
+        base = "" if optimizer["base"] == "sgd" else f" ({optimizer['base']})"
         rows.append(
             (
-                run.name, run.config["optimizer"]["name"], run.config["seed"], run.done,
+                run.name, optimizer["name"] + base, run.config["seed"], run.done,
                 percent(last.get("accuracy")), percent(last.get("sparse_accuracy")),
                 percent(last.get("recalibrated_accuracy")),
                 "" if density is None else f"{100 * density:.2f}",

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from dessilbi.optim import DessiLBI
+    from dessilbi.optim import TwinOptimizer
 
 
 class FrozenSupport(Attached):
@@ -31,7 +31,7 @@ class FrozenSupport(Attached):
             the coupling's own pull.
     """
 
-    def __init__(self, model: nn.Module, opt: DessiLBI, nu: float = 1.0) -> None:
+    def __init__(self, model: nn.Module, opt: TwinOptimizer, nu: float = 1.0) -> None:
         if not nu > 0:
             raise ValueError(f"nu must be > 0, got {nu!r}")
         self.nu = nu

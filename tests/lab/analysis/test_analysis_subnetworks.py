@@ -223,8 +223,22 @@ def test_a_network_that_goes_on_keeps_its_twin(
     assert open_path(run).density(0) > 0
 
 
+@pytest.mark.parametrize("word", ["finetune", "rewind:1", "scratch"])
+def test_a_network_that_goes_on_is_coupled_as_before(tmp_path: Path, word: str) -> None:
+    """However short its training is; one that begins anew is coupled for its own."""
+    tau = replace(SMALL, optimizer=OptimizerConfig(momentum=0.9, tau=4.0, c=0.1))
+    parent = uninterrupted(tau, tmp_path / "parent")
+    nu = 0.1 * (2 + 0.1) * STEPS / 4.0
+    assert [record["nu"] for record in parent.records()] == pytest.approx([nu] * 3)
+    config, run = retrained(parent, tmp_path, word, epochs=1)
+    train(config, RunOptions(runs=tmp_path))
+    wanted = 0.1 * STEPS / 4.0 if word == "scratch" else nu
+    assert run.records()[-1]["nu"] == pytest.approx(wanted)
+    assert (config.optimizer.nu is None) == (word == "scratch")
+
+
 def test_another_optimizer_begins_anew(parent: RunDir, tmp_path: Path) -> None:
-    other = replace(SMALL.optimizer, lambd=2 * SMALL.optimizer.lambd)
+    other = replace(SMALL.optimizer, kappa=2.0)
     for word, optimizer in (("scratch", None), ("rewind:1", other), ("rewind:1", SGD)):
         config, run = retrained(parent, tmp_path, word, optimizer=optimizer)
         assert config.start is not None
@@ -257,8 +271,10 @@ def rates_of(config: Config, runs: Path) -> list[float]:
     """The learning rate of every step of a run."""
     found: list[float] = []
 
-    def watched(model: nn.Module, options: OptimizerConfig, shape: tuple[int, ...]) -> Optimizer:
-        optimizer = make_optimizer(model, options, shape)
+    def watched(
+        model: nn.Module, options: OptimizerConfig, shape: tuple[int, ...], **more: float
+    ) -> Optimizer:
+        optimizer = make_optimizer(model, options, shape, **more)
         optimizer.register_step_post_hook(
             lambda *_: found.append(float(optimizer.param_groups[0]["lr"]))
         )

@@ -43,7 +43,7 @@ configs = st.builds(
         OptimizerConfig,
         lr=rates,
         nu=rates,
-        init_scaled=st.none() | rates,
+        c=st.none() | rates,
         exclude=st.lists(st.text(max_size=5), max_size=3).map(tuple),
     ),
     schedule=st.builds(

@@ -16,7 +16,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor, nn
 
-from dessilbi.lab.run.config import ModelConfig, to_json
+from dessilbi.lab.run.config import ModelConfig, OptimizerConfig, to_json
 from dessilbi.lab.run.directory import RunDir
 from dessilbi.lab.run.files import LAST
 from dessilbi.lab.run.methods import NestedWeights, NestedWidths
@@ -95,17 +95,23 @@ def torchrun(config: Config, folder: Path, *options: str, **environment: str) ->
     return RunDir(runs / config.run_name)
 
 
-def test_two_processes_walk_the_path_of_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "optimizer",
+    [DIGITS.optimizer, OptimizerConfig(base="adamw", lr=1e-3, weight_decay=0.01, tau=5.0)],
+    ids=lambda o: o.base,
+)
+def test_two_processes_walk_the_path_of_one(optimizer: OptimizerConfig, tmp_path: Path) -> None:
+    config = replace(DIGITS, optimizer=optimizer)
     (tmp_path / "sitecustomize.py").write_text(SPY)
     notes = tmp_path / "notes"
     pair = torchrun(
-        DIGITS,
+        config,
         tmp_path,
-        PYTHONPATH=str(tmp_path),
+        PYTHONPATH=os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]),
         SPIED_RUNS=str(tmp_path / "runs"),
         SPY_NOTES=str(notes),
     )
-    alone = uninterrupted(DIGITS, tmp_path / "alone")
+    alone = uninterrupted(config, tmp_path / "alone")
 
     left, right = pair.load(LAST), alone.load(LAST)
     assert left is not None
@@ -120,6 +126,7 @@ def test_two_processes_walk_the_path_of_one(tmp_path: Path) -> None:
     for one, other in zip(pair.records(), alone.records(), strict=True):
         assert one.pop("train_loss") == pytest.approx(other.pop("train_loss"), abs=1e-9)
         assert one.pop("loss") == pytest.approx(other.pop("loss"), abs=1e-9)
+        assert one.pop("sparse_loss") == pytest.approx(other.pop("sparse_loss"), abs=1e-9)
         assert one == other  # accuracies, densities of every layer
 
     assert set(notes.read_text().splitlines()) == {"awake"}, "only rank 0 may write"

@@ -19,7 +19,7 @@ from dessilbi.optim import DessiLBI
 from dessilbi.subnet import project, recalibrate_batchnorm
 from dessilbi.subnet.batchnorm import has_batchnorm
 
-_HALF_IN_GAMMA = OptimizerConfig(lr=0.05, nu=1.0, momentum=0.9, init_scaled=0.5)
+_HALF_IN_GAMMA = OptimizerConfig(lr=0.05, nu=1.0, momentum=0.9, c=0.5)
 
 
 @pytest.fixture(scope="module")

@@ -72,7 +72,7 @@ def test_a_line_an_epoch_with_everything_in_it(tmp_path: Path) -> None:
     assert {r["judged_on"] for r in records} == {"test"}
     for r in records:
         assert r.keys() == {
-            *("epoch", "lr", "train_loss", "train_accuracy", "judged_on", "loss", "accuracy"),
+            *("epoch", "lr", "nu", "train_loss", "train_accuracy", "judged_on", "loss", "accuracy"),
             *("sparse_loss", "sparse_accuracy", "recalibrated_accuracy"),
             *("density", "densities"),
         }

@@ -49,8 +49,10 @@ def test_entry_steps_are_those_of_brute_force(tmp_path: Path) -> None:
     """Supports looked at after every step, by another hook."""
     seen: list[dict[str, Tensor]] = []
 
-    def watched(model: nn.Module, options: OptimizerConfig, shape: tuple[int, ...]) -> Optimizer:
-        optimizer = make_optimizer(model, options, shape)
+    def watched(
+        model: nn.Module, options: OptimizerConfig, shape: tuple[int, ...], **more: float
+    ) -> Optimizer:
+        optimizer = make_optimizer(model, options, shape, **more)
         assert isinstance(optimizer, DessiLBI)
         twins = dict(optimizer.twins())
         optimizer.register_step_post_hook(

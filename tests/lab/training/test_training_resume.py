@@ -216,10 +216,15 @@ def test_crashed_after_any_step(reference: RunDir, tmp_path: Path, after: tuple[
         OptimizerConfig(name="adagrad", lr=0.01),
         OptimizerConfig(name="radam", lr=1e-3),
         OptimizerConfig(name="adabound", lr=1e-3),
-        OptimizerConfig(nu=2.0, momentum=0.9, nesterov=True, init_scaled=0.5),
-        OptimizerConfig(nu=2.0, momentum=0.9, coupling="momentum", size_scaled=True),
+        OptimizerConfig(name="adamw", lr=1e-3),
+        OptimizerConfig(name="muon", lr=1e-3, momentum=0.9),
+        OptimizerConfig(base="adamw", lr=1e-3),
+        OptimizerConfig(base="muon", lr=1e-3, momentum=0.9),
+        OptimizerConfig(momentum=0.9, tau=20.0),
+        OptimizerConfig(nu=2.0, momentum=0.9, nesterov=True, c=0.5),
+        OptimizerConfig(nu=2.0, lambd=1.0, momentum=0.9, coupling="momentum", size_scaled=True),
     ],
-    ids=lambda o: f"{o.name}{'-nesterov' * o.nesterov}{f'-{o.coupling}' * o.size_scaled}",
+    ids=lambda o: f"{o.label}{'-nesterov' * o.nesterov}{f'-{o.coupling}' * o.size_scaled}",
 )
 def test_every_optimizer_resumes_exactly(optimizer: OptimizerConfig, tmp_path: Path) -> None:
     config = replace(SMALL, optimizer=optimizer)

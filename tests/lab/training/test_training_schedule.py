@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,8 +12,8 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from dessilbi import DessiLBI
-from dessilbi.lab.run.config import ConfigError, ScheduleConfig
-from dessilbi.lab.training.schedule import lr_factor, set_lr
+from dessilbi.lab.run.config import Config, ConfigError, ScheduleConfig, StartConfig
+from dessilbi.lab.training.schedule import lr_factor, run_factor, set_lr
 from dessilbi.paper.optimizers import AdaBound
 
 
@@ -38,6 +39,35 @@ def torch_factors(make, count):
 
 def each(values, times):
     return [value for value in values for _ in range(times)]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        ScheduleConfig(),
+        ScheduleConfig(kind="multistep", milestones=(2, 3), warmup=1.5),
+        ScheduleConfig(kind="cosine", warmup=0.5),
+    ],
+)
+def test_the_factor_of_a_run_is_the_sum_of_those_of_its_steps(config):
+    run = Config(schedule=config, epochs=4)
+    every = factors(config, steps_per_epoch=5, epochs=4)
+    assert run_factor(run, 5) == pytest.approx(sum(every), rel=1e-14)
+    start = StartConfig(parent="p", mask="m", weights="init", epoch=1)
+    rewound = replace(run, epochs=3, start=start)
+    assert run_factor(rewound, 5) == pytest.approx(sum(every[5:]), rel=1e-14)
+    assert run_factor(replace(run, epochs=0), 5) == 0
+
+
+def test_the_coupling_time_of_a_schedule_is_that_of_torchs_scheduler():
+    """The library asks a scheduler what the lab knows by itself."""
+    config = ScheduleConfig(kind="multistep", milestones=(2, 3))
+    net = nn.Linear(3, 2)
+    opt = DessiLBI(net.parameters(), lr=0.1, tau=7.0)
+    scheduler = lr_scheduler.MultiStepLR(opt, [2, 3])
+    opt.set_coupling_time(steps=20, scheduler=scheduler, every=5)
+    nu = 0.1 * run_factor(Config(schedule=config, epochs=4), 5) / 7.0
+    assert opt.param_groups[0]["nu"] == pytest.approx(nu, rel=1e-12)
 
 
 def test_constant_is_one():

@@ -7,14 +7,16 @@ import pytest
 import torch
 from torch import nn
 
-from dessilbi import DessiLBI
+from dessilbi import DessiLBI, SplitLBI
 from dessilbi.lab.run.config import ConfigError, OptimizerConfig
 from dessilbi.lab.training import fused as fused_room
+from dessilbi.lab.training.muon import MuonAdamW
 from dessilbi.lab.training.optimizers import make_optimizer
 from dessilbi.optim.native import KernelBuildError
 from dessilbi.paper.optimizers import SGDL1, AdaBound
 
-NAMES = ("dessilbi", "sgd", "adam", "amsgrad", "adagrad", "radam", "adabound")
+NAMES = ("dessilbi", "sgd", "adam", "amsgrad", "adagrad", "radam", "adabound", "adamw")
+BASES = ("adam", "amsgrad", "adamw", "adagrad", "nadam", "radam", "rmsprop", "adabound", "muon")
 
 
 def net():
@@ -43,6 +45,11 @@ def no_compiler(monkeypatch):
         (OptimizerConfig(name="adagrad"), torch.optim.Adagrad),
         (OptimizerConfig(name="radam"), torch.optim.RAdam),
         (OptimizerConfig(name="adabound"), AdaBound),
+        (OptimizerConfig(name="adamw"), torch.optim.AdamW),
+        (OptimizerConfig(name="nadam"), torch.optim.NAdam),
+        (OptimizerConfig(name="rmsprop"), torch.optim.RMSprop),
+        (OptimizerConfig(name="muon"), MuonAdamW),
+        (OptimizerConfig(base="adamw"), SplitLBI),
     ],
 )
 def test_each_name_gives_its_class_with_every_parameter_once(config, cls):
@@ -113,13 +120,80 @@ def test_dessilbi_exclude_wins_over_lasso():
 
 def test_dessilbi_thresholds_scale_by_size_or_initial_norm():
     by_size = make_optimizer(net(), OptimizerConfig(size_scaled=True, lambd=0.3))
-    by_norm = make_optimizer(net(), OptimizerConfig(init_scaled=0.7))
+    by_norm = make_optimizer(net(), OptimizerConfig(c=0.7))
     assert [(g["lambd_scale"], g["lambd"]) for g in by_size.param_groups if g["penalty"]] == [
         ("size", 0.3)
     ] * 2
     assert [(g["lambd_scale"], g["lambd"]) for g in by_norm.param_groups if g["penalty"]] == [
         ("init", 0.7)
     ] * 2
+
+
+def test_the_coupling_follows_from_its_time_and_the_rates_of_the_run():
+    model = net()
+    loose = make_optimizer(model, OptimizerConfig(lr=0.2), total_factor=300.0)
+    assert {g["nu"] for g in loose.param_groups} == {0.2 * 300 / 10}
+    tight = make_optimizer(model, OptimizerConfig(lr=0.2, tau=30.0), total_factor=300.0)
+    assert {g["nu"] for g in tight.param_groups} == {2.0}
+    given = make_optimizer(model, OptimizerConfig(lr=0.2, nu=7.0), total_factor=300.0)
+    assert {g["nu"] for g in given.param_groups} == {7.0}
+    adamw = make_optimizer(model, OptimizerConfig(lr=0.01, base="adamw"), total_factor=300.0)
+    assert {g["nu"] for g in adamw.param_groups} == {0.3}
+    still = make_optimizer(model, OptimizerConfig(lr=0.0), total_factor=300.0)
+    assert {g["nu"] for g in still.param_groups} == {100.0}, "any will do where nothing moves"
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_a_twin_grows_beside_any_base(base):
+    model = net()
+    options = {"momentum": 0.9} if base == "muon" else {}
+    config = OptimizerConfig(base=base, lr=0.01, weight_decay=0.1, c=0.001, **options)
+    optimizer = make_optimizer(model, config, total_factor=5.0)
+    assert type(optimizer) is SplitLBI
+    assert type(optimizer.base) is type(make_optimizer(net(), OptimizerConfig(name=base)))
+    assert {name for name, _ in optimizer.twins()} == {"0.weight", "3.weight"}
+    assert {(g["lr"], g["weight_decay"]) for g in optimizer.param_groups} == {(0.01, 0.1)}
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(8, 1, 6, 6)).square().sum().backward()
+        optimizer.step()
+    assert optimizer.density() > 0
+    again = make_optimizer(model, config, total_factor=5.0)
+    again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for name, p in optimizer.twins():
+        assert torch.equal(again.dual(p), optimizer.dual(p)), name
+
+
+def test_muon_takes_the_matrices_of_hidden_layers_only():
+    model = nn.Sequential(
+        nn.Embedding(5, 4), nn.Linear(4, 4), nn.Conv1d(3, 3, 1), nn.Flatten(), nn.Linear(12, 2)
+    )
+    for config in (OptimizerConfig(name="muon"), OptimizerConfig(base="muon")):
+        groups = make_optimizer(model, config).param_groups
+        assert {n for g in groups if g["muon"] for n in g["param_names"]} == {"1.weight"}
+
+
+def test_muon_is_torchs_muon_beside_torchs_adamw():
+    ours, theirs = (nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2)) for _ in range(2))
+    theirs.load_state_dict(ours.state_dict())
+    config = OptimizerConfig(name="muon", lr=0.01, momentum=0.9, nesterov=True, weight_decay=0.1)
+    optimizer = make_optimizer(ours, config)
+    options = {"lr": 0.01, "weight_decay": 0.1}
+    hidden = theirs[0].weight
+    muon = torch.optim.Muon([hidden], momentum=0.9, adjust_lr_fn="match_rms_adamw", **options)
+    others = [p for p in theirs.parameters() if p is not hidden]
+    adamw = torch.optim.AdamW(others, fused=True, **options)
+    for step in range(6):
+        x = torch.randn(8, 4)
+        for model in (ours, theirs):
+            model.zero_grad()
+            model(x).square().sum().backward()
+        for one in (optimizer, muon, adamw):
+            one.step()
+        if step == 2:  # what was loaded is what is stepped
+            optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(p, q)
 
 
 class Summed(nn.Module):
@@ -163,7 +237,9 @@ def test_dessilbi_couples_filters_that_must_leave_together():
         ("decoupled_weight_decay", True),
         ("exclude", ("fc",)),
         ("size_scaled", True),
-        ("init_scaled", 1.0),
+        ("tau", 5.0),
+        ("c", 1.0),
+        ("base", "adam"),
     ],
 )
 def test_adam_and_kin_refuse_what_they_do_not_know(name, option, value):
@@ -188,7 +264,7 @@ def test_dessilbi_refuses_l1():
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("adamw", "unknown optimizer 'adamw'; did you mean 'adam'"),
+        ("adamx", "unknown optimizer 'adamx'; did you mean 'adam"),
         ("xyz", "; known: dessilbi, sgd.*import dessilbi.paper.optimizers"),
     ],
 )
@@ -216,8 +292,18 @@ def test_nesterov_needs_momentum(name):
     [
         ({"nu": 0.0}, "dessilbi: nu must be > 0"),
         ({"exclude": ("fc9",)}, "dessilbi: pattern 'fc9' matched no parameter"),
-        ({"size_scaled": True, "init_scaled": 1.0}, "cannot both be given"),
-        ({"lambd": 0.3, "init_scaled": 1.0}, "takes the place of lambd, got lambd=0.3"),
+        ({"size_scaled": True, "c": 1.0}, "size_scaled=True scales lambd; give lambd"),
+        ({"lambd": 0.3, "c": 1.0}, "lambd takes the place of c, got lambd=0.3 and c=1.0"),
+        ({"nu": 3.0, "tau": 10.0}, "nu takes the place of tau, got nu=3.0 and tau=10.0; set one"),
+        ({"tau": 0.0}, "dessilbi: tau must be > 0, got 0.0"),
+        ({"c": -1.0}, "dessilbi: c must be >= 0, got -1.0"),
+        ({"base": "adamx"}, "unknown base 'adamx'; did you mean 'adam"),
+        ({"base": "dessilbi"}, "unknown base 'dessilbi'"),
+        ({"base": "sgd-l1"}, "unknown base 'sgd-l1'"),
+        ({"base": "adamw", "momentum": 0.9}, "dessilbi with base adamw does not know momentum"),
+        ({"base": "adamw", "coupling": "momentum"}, "base adamw does not know coupling"),
+        ({"name": "adam", "base": "adamw"}, "adam does not know base"),
+        ({"base": "adabound", "lr": 0.0}, "dessilbi with base adabound: lr must be > 0"),
         ({"name": "adabound", "lr": 0.0}, "adabound: lr must be > 0"),
     ],
 )

@@ -80,6 +80,8 @@ def retrain(
     own = optimizer in (None, before.optimizer)
     twin = own and before.optimizer.name == "dessilbi"
     weights, source = _tensors(parent, how, mask, with_twin=twin, fresh_seed=fresh_seed)
+    if twin and how.how in ("rewind", "finetune"):
+        optimizer = _coupled_as(parent, before.optimizer)
     name = how.how if name is None else name
     config = replace(
         before,
@@ -103,6 +105,12 @@ def retrain(
         epoch=how.epoch,
     )
     return write_start(config, start, weights, mask, runs)
+
+
+def _coupled_as(parent: RunDir, optimizer: OptimizerConfig) -> OptimizerConfig:
+    """Whoever goes on with V is coupled to Gamma as before, however long it trains."""
+    nu = next((record["nu"] for record in parent.records() if "nu" in record), None)
+    return optimizer if nu is None else replace(optimizer, nu=nu, tau=None)
 
 
 def _tensors(
@@ -168,12 +176,11 @@ def _epochs_done(parent: RunDir) -> int:
 
 def _at_the_last_rate(config: Config, before: Config, done: int) -> Config:
     """Fine-tuning stays where the parent's schedule was in its last epoch."""
-    rewound = 0 if before.start is None else before.start.epoch
     last = lr_factor(
         before.schedule,
-        step=max(rewound + done - 1, 0),
+        step=max(before.epochs_before + done - 1, 0),
         steps_per_epoch=1,
-        epochs=rewound + before.epochs,
+        epochs=before.epochs_before + before.epochs,
     )
     rate = config.optimizer.lr * (last if last > 0 else 1)
     return replace(

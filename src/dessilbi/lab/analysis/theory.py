@@ -17,7 +17,7 @@ from dessilbi.lab.training.build import fresh_network, laid_out_for, load_data
 from dessilbi.lab.training.callbacks.step_check import Iteration, iteration_of
 from dessilbi.lab.training.evaluate import prediction_loss
 from dessilbi.lab.training.optimizers import make_optimizer
-from dessilbi.lab.training.schedule import lr_factor, set_lr
+from dessilbi.lab.training.schedule import lr_factor, run_factor, set_lr
 from dessilbi.optim import DessiLBI
 from dessilbi.subnet.batchnorm import has_batchnorm
 from dessilbi.theory import LipschitzTrack, LyapunovMonitor, judge_step
@@ -78,11 +78,17 @@ class Study:
         data = load_data(build, data_dir, download, device)
         self.model = fresh_network(build, data).to(device)
         self.data = laid_out_for(self.model, data)
-        self.optimizer = make_optimizer(self.model, config.optimizer, self.data.shape)
+        self.steps_per_epoch = count_batches(len(data.train), config.batch_size)
+        self.optimizer = make_optimizer(
+            self.model,
+            config.optimizer,
+            self.data.shape,
+            total_factor=run_factor(config, self.steps_per_epoch),
+        )
         found = iteration_of(self.optimizer)
         if found is None:
             raise ConfigError(
-                f"the bounds are about optimizers dessilbi and sgd, not {config.optimizer.name}"
+                f"the bounds are about optimizers dessilbi and sgd, not {config.optimizer.label}"
             )
         self.iteration: Iteration = found
         self.count = min(images, len(self.data.train))
@@ -174,9 +180,8 @@ class Study:
 
     def _lr(self, epoch: int) -> float:
         """Largest rate of the epoch that follows; of the last one at the end of a run."""
-        config = self.config
-        steps = count_batches(len(self.data.train), config.batch_size)
-        before = 0 if config.start is None else config.start.epoch
+        config, steps = self.config, self.steps_per_epoch
+        before = config.epochs_before
         first = (before + min(epoch, max(config.epochs - 1, 0))) * steps
         factors = (
             lr_factor(

@@ -76,7 +76,11 @@ class OptimizerConfig:
     __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
 
     name: str = "dessilbi"
-    """dessilbi, sgd, adam, adamw, amsgrad, adagrad or radam; the paper's competitors add some."""
+    """dessilbi, sgd, adam, adamw, amsgrad, adagrad, nadam, radam, rmsprop or muon; the paper's
+    competitors add some."""
+    base: str = "sgd"
+    """What moves the weights by the loss beside the twin: sgd (DessiLBI), or any of the other names
+    (SplitLBI around it)."""
     lr: float = 0.1
     momentum: float = 0.0
     nesterov: bool = False
@@ -84,8 +88,15 @@ class OptimizerConfig:
     l1: float = 0.0
     """Weight of an l1 penalty on the loss (sgd-l1 only)."""
     kappa: float = 1.0
-    nu: float = 100.0
-    lambd: float = 1.0
+    tau: float | None = None
+    """Coupling time: the sum of lr / nu over all steps of the run's schedule. 10 unless nu is
+    given."""
+    nu: float | None = None
+    """How loosely Gamma is coupled to the weights, in place of tau."""
+    c: float | None = None
+    """Relative threshold: times the norm that a group begins with. 1 unless lambd is given."""
+    lambd: float | None = None
+    """Threshold that is the same for all groups, in place of c."""
     penalty: Literal["auto", "lasso", "group_lasso"] = "auto"
     """auto: filters by group, linear weights by element, of a network that knows its groups (the
     neurons of char-gpt) those alone; lasso: everything by element; group_lasso: filters and
@@ -97,9 +108,15 @@ class OptimizerConfig:
     classifier_lambd: float | None = None
     """Threshold of the last linear layer; by default that of the others."""
     size_scaled: bool = False
-    init_scaled: float | None = None
+    """Thresholds lambd * sqrt(group size)."""
     tied: bool = False
     """Filters that must leave together enter together: those that write to one residual stream."""
+
+    @property
+    def label(self) -> str:
+        """The name, and what it is wrapped around if that is not SGD."""
+        wraps = self.name == "dessilbi" and self.base != "sgd"
+        return f"{self.name} with base {self.base}" if wraps else self.name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,6 +211,11 @@ class Config:
         }.items():
             if not holds:
                 raise ConfigError(rule)
+
+    @property
+    def epochs_before(self) -> int:
+        """Epochs of the schedule that count as done: those before a rewound start."""
+        return 0 if self.start is None else self.start.epoch
 
     @property
     def hash(self) -> str:

@@ -84,6 +84,8 @@ class EpochRecord(TypedDict):
     train_accuracy: NotRequired[float]
     lr: NotRequired[float]
     """Learning rate of the last step."""
+    nu: NotRequired[float]
+    """How loosely Gamma is coupled to the weights."""
     sparse_loss: NotRequired[float]
     sparse_accuracy: NotRequired[float]
     """Of the weights on the support of Gamma."""

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 # The paper's Mom-Wd with its defaults for MNIST and CIFAR-10.
-_MOM_WD = OptimizerConfig(momentum=0.9, weight_decay=1e-4, nu=10.0)
+_MOM_WD = OptimizerConfig(momentum=0.9, weight_decay=1e-4, nu=10.0, lambd=1.0)
 
 
 def digits() -> Config:
     """A small conv net on scikit-learn's 8x8 digits: seconds, no download."""
     return Config(
         name="digits",
-        optimizer=replace(_MOM_WD, nu=20.0, init_scaled=1.5),
+        optimizer=replace(_MOM_WD, nu=20.0, lambd=None, c=1.5),
         schedule=ScheduleConfig(kind="multistep", milestones=(10, 14)),
         epochs=16,
         batch_size=64,
@@ -115,7 +115,7 @@ def vgg_4_cifar10_nested() -> Config:
         name="vgg-4-cifar10-nested",
         data=DataConfig(name="cifar10", augment=False),
         model=ModelConfig(name="vgg-4"),
-        optimizer=replace(_MOM_WD, lr=0.05, nu=20.0, init_scaled=1.0, exclude=("classifier",)),
+        optimizer=replace(_MOM_WD, lr=0.05, nu=20.0, lambd=None, c=1.0, exclude=("classifier",)),
         schedule=ScheduleConfig(kind="cosine"),
         method=NestedWidths(),
         epochs=8,

@@ -22,7 +22,7 @@ class Interrupted(DessilbiError, RuntimeError):  # noqa: N818 - not an error
 
 def not_finite(what: str, model: nn.Module, optimizer: Optimizer, step: int, epoch: int) -> str:
     """That ``what`` became infinite or NaN, where the gradient is largest, and what to try."""
-    from dessilbi.optim import DessiLBI  # the command line needs the errors before torch
+    from dessilbi.optim import TwinOptimizer  # the command line needs the errors before torch
 
     largest, where = 0.0, "no parameter"
     for name, p in model.named_parameters():
@@ -31,7 +31,7 @@ def not_finite(what: str, model: nn.Module, optimizer: Optimizer, step: int, epo
             if size > largest:
                 largest, where = size, name
     lr = optimizer.param_groups[0]["lr"]
-    bound = " A stable step also needs lr < nu." if isinstance(optimizer, DessiLBI) else ""
+    bound = " A stable step also needs lr < nu." if isinstance(optimizer, TwinOptimizer) else ""
     return (
         f"{what} not finite at step {step} (epoch {epoch}); the largest gradient is {largest:g}, "
         f"in {where}. Lower the learning rate (now {lr:g}) or warm it up (--schedule.warmup 1)."

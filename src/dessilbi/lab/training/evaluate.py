@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from dessilbi.lab.data import batches
-from dessilbi.optim import DessiLBI
+from dessilbi.optim import TwinOptimizer
 from dessilbi.subnet import project, recalibrate_batchnorm
 from dessilbi.subnet.batchnorm import has_batchnorm
 
@@ -69,7 +69,7 @@ def evaluate(model: nn.Module, split: Split) -> Score:
 
 
 def evaluate_sparse(
-    model: nn.Module, optimizer: DessiLBI, split: Split, train: Split
+    model: nn.Module, optimizer: TwinOptimizer, split: Split, train: Split
 ) -> tuple[Score, Score]:
     """Score of W projected on the support of Gamma, without and with BatchNorm recalibration.
 
@@ -102,7 +102,7 @@ def evaluate_epoch(
     """What an epoch's record says of a network.
 
     With a mask, that of a subnetwork before training: how it does as it is (one-shot). With
-    DessiLBI also how the weights on the support of Gamma do.
+    a twin also how the weights on the support of Gamma do.
     """
     dense = evaluate(model, split)
     found: dict[str, Any] = {"loss": dense.mean_loss, "accuracy": dense.accuracy}
@@ -113,7 +113,7 @@ def evaluate_epoch(
             "density": mask.density,
             "densities": mask.layer_densities(),
         }
-    elif isinstance(optimizer, DessiLBI):
+    elif isinstance(optimizer, TwinOptimizer):
         sparse, recalibrated = evaluate_sparse(model, optimizer, split, train)
         found |= {
             "sparse_loss": sparse.mean_loss,
@@ -152,6 +152,8 @@ def measure(t: Training) -> EpochRecord:
         "train_accuracy": trained.accuracy,
     }
     record = cast("EpochRecord", found)
+    if isinstance(t.optimizer, TwinOptimizer):
+        record["nu"] = t.optimizer.param_groups[0]["nu"]
     for callback in t.callbacks:
         callback.measure(t, record)
     return record

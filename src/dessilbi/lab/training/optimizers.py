@@ -14,7 +14,8 @@ from dessilbi._text import did_you_mean
 from dessilbi.lab.run.config import ConfigError, OptimizerConfig
 from dessilbi.lab.training.build import example_inputs
 from dessilbi.lab.training.fused import dessilbi_fuses, torch_fuses
-from dessilbi.optim import DessiLBI, split_parameters
+from dessilbi.lab.training.muon import MuonAdamW, muon_groups
+from dessilbi.optim import DessiLBI, SplitLBI, TwinOptimizer, split_parameters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -23,30 +24,44 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     Shape = tuple[int, ...] | None
-    Maker = Callable[[nn.Module, OptimizerConfig, Shape], Optimizer]
+    Groups = list[dict[str, Any]]
+    Maker = Callable[[Groups, nn.Module, OptimizerConfig], Optimizer]
+
+TWIN = "dessilbi"
+"""Name of the optimizer that has a twin."""
 
 
 class _Known(NamedTuple):
     make: Maker
     options: tuple[str, ...]
+    wraps: bool
 
 
 _KNOWN: dict[str, _Known] = {}
 
 
-def register_optimizer(name: str, make: Maker, options: tuple[str, ...]) -> None:
-    """Let configurations name another optimizer.
+def register_optimizer(
+    name: str, make: Maker, options: tuple[str, ...], *, wraps: bool = True
+) -> None:
+    """Let configurations name another optimizer, alone or as the base of a twin.
 
     Args:
-        name: for ``OptimizerConfig.name``.
-        make: given the model, the configuration and the shape of an image, makes the optimizer.
+        name: for ``OptimizerConfig.name`` and ``OptimizerConfig.base``.
+        make: given groups of named parameters, their model and the configuration, makes the
+            optimizer.
         options: those of :class:`OptimizerConfig` that it knows; others are refused.
+        wraps: whether it can be a base: it takes its gradients from ``p.grad``, and its groups as
+            they are.
     """
-    _KNOWN[name] = _Known(make, options)
+    _KNOWN[name] = _Known(make, options, wraps)
 
 
 def make_optimizer(
-    model: nn.Module, config: OptimizerConfig, shape: tuple[int, ...] | None = None
+    model: nn.Module,
+    config: OptimizerConfig,
+    shape: tuple[int, ...] | None = None,
+    *,
+    total_factor: float = 0.0,
 ) -> Optimizer:
     """The optimizer that a configuration describes, over all parameters of a model.
 
@@ -59,6 +74,8 @@ def make_optimizer(
         model: the network, already on its device and in its dtype.
         config: which optimizer, and its numbers.
         shape: of one image; needed for ``config.tied``.
+        total_factor: the sum over the run's steps of what its schedule multiplies the rate by:
+            from it and ``config.tau`` follows ``nu``. Without it the coupling is none to train by.
 
     Raises:
         ConfigError: If the name is unknown, an option is set that this optimizer does not know, or
@@ -66,9 +83,13 @@ def make_optimizer(
     """
     _check(config)
     try:
-        optimizer = _KNOWN[config.name].make(model, config, shape)
+        if config.name == TWIN:
+            optimizer = _with_twin(model, config, shape, total_factor)
+        else:
+            groups: Groups = [{"params": list(model.named_parameters())}]
+            optimizer = _KNOWN[config.name].make(groups, model, config)
     except ValueError as error:
-        raise ConfigError(f"optimizer {config.name}: {error}") from error
+        raise ConfigError(f"optimizer {config.label}: {error}") from error
     optimizer.register_load_state_dict_pre_hook(_keep_fused)
     return optimizer
 
@@ -108,8 +129,6 @@ def twin_groups(
         model,
         patterns or None,
         exclude=exclude,
-        size_scaled=config.size_scaled,
-        init_scaled=config.init_scaled,
         tied=config.tied,
         example_input=_example(model, shape) if config.tied else None,
     )
@@ -127,115 +146,150 @@ def _last_linear(model: nn.Module) -> str | None:
     return names[-1] if names else None
 
 
-def _dessilbi(model: nn.Module, config: OptimizerConfig, shape: Shape) -> Optimizer:
-    return DessiLBI(
-        twin_groups(model, config, shape),
+def _with_twin(
+    model: nn.Module, config: OptimizerConfig, shape: Shape, total_factor: float
+) -> Optimizer:
+    groups = twin_groups(model, config, shape)
+    options: dict[str, Any] = {
+        "kappa": config.kappa,
+        "nu": config.nu,
+        "lambd": config.lambd,
+        "lambd_scale": "size" if config.size_scaled else None,
+        "fused": True if dessilbi_fuses(model) else None,
+    }
+    for name in ("tau", "c"):
+        if (value := getattr(config, name)) is not None:
+            options[name] = value
+    optimizer: TwinOptimizer
+    if config.base == "sgd":
+        optimizer = DessiLBI(
+            groups,
+            lr=config.lr,
+            momentum=config.momentum,
+            nesterov=config.nesterov,
+            weight_decay=config.weight_decay,
+            decoupled_weight_decay=config.decoupled_weight_decay,
+            coupling=config.coupling,
+            **options,
+        )
+    else:
+        optimizer = SplitLBI(_KNOWN[config.base].make(groups, model, config), **options)
+    for group in optimizer.param_groups:
+        total = group["lr"] * total_factor
+        if group["tau"] is not None and total > 0:  # else nothing moves
+            group["nu"] = total / group["tau"]
+    return optimizer
+
+
+def _register_torch(
+    name: str,
+    cls: str,
+    options: tuple[str, ...] = (),
+    fused_on: tuple[str, ...] = (),
+    **fixed: Any,
+) -> None:
+    """One of torch's optimizers.
+
+    Args:
+        name: in configurations.
+        cls: in torch.optim.
+        options: those of a configuration that it knows, beside rate and decay.
+        fused_on: devices for which it has a fused step.
+        fixed: options that go without saying.
+    """
+    options = ("lr", *options, "weight_decay")
+
+    def make(groups: Groups, model: nn.Module, config: OptimizerConfig) -> Optimizer:
+        given = {option: getattr(config, option) for option in options} | fixed
+        if fused_on:
+            given["fused"] = True if torch_fuses(model, fused_on) else None
+        made: Optimizer = getattr(torch.optim, cls)(groups, **given)
+        return made
+
+    register_optimizer(name, make, options)
+
+
+def _muon(groups: Groups, model: nn.Module, config: OptimizerConfig) -> Optimizer:
+    return MuonAdamW(
+        muon_groups(groups, model, _last_linear(model)),
         lr=config.lr,
-        kappa=config.kappa,
-        nu=config.nu,
-        lambd=config.lambd,
         momentum=config.momentum,
         nesterov=config.nesterov,
         weight_decay=config.weight_decay,
-        decoupled_weight_decay=config.decoupled_weight_decay,
-        coupling=config.coupling,
-        fused=True if dessilbi_fuses(model) else None,
-    )
-
-
-def _sgd(model: nn.Module, config: OptimizerConfig, shape: Shape) -> Optimizer:
-    return torch.optim.SGD(
-        model.named_parameters(),
-        lr=config.lr,
-        momentum=config.momentum,
-        nesterov=config.nesterov,
-        weight_decay=config.weight_decay,
         fused=True if torch_fuses(model) else None,
     )
 
 
-def _adam(model: nn.Module, config: OptimizerConfig, shape: Shape) -> Optimizer:
-    return torch.optim.Adam(
-        model.named_parameters(),
-        lr=config.lr,
-        weight_decay=config.weight_decay,
-        amsgrad=config.name == "amsgrad",
-        fused=True if torch_fuses(model) else None,
-    )
-
-
-def _adamw(model: nn.Module, config: OptimizerConfig, shape: Shape) -> Optimizer:
-    return torch.optim.AdamW(
-        model.named_parameters(),
-        lr=config.lr,
-        weight_decay=config.weight_decay,
-        fused=True if torch_fuses(model) else None,
-    )
-
-
-def _adagrad(model: nn.Module, config: OptimizerConfig, shape: Shape) -> Optimizer:
-    return torch.optim.Adagrad(
-        model.named_parameters(),
-        lr=config.lr,
-        weight_decay=config.weight_decay,
-        fused=True if torch_fuses(model, devices=("cpu",)) else None,
-    )
-
-
-def _radam(model: nn.Module, config: OptimizerConfig, shape: Shape) -> Optimizer:
-    return torch.optim.RAdam(
-        model.named_parameters(), lr=config.lr, weight_decay=config.weight_decay
-    )
-
+_BOTH = ("cpu", "cuda")
+_register_torch("sgd", "SGD", ("momentum", "nesterov"), _BOTH)
+_register_torch("adam", "Adam", (), _BOTH)
+_register_torch("adamw", "AdamW", (), _BOTH)
+_register_torch("amsgrad", "Adam", (), _BOTH, amsgrad=True)
+_register_torch("adagrad", "Adagrad", (), ("cpu",))
+_register_torch("nadam", "NAdam")
+_register_torch("radam", "RAdam")
+_register_torch("rmsprop", "RMSprop", ("momentum",))
+register_optimizer("muon", _muon, ("lr", "momentum", "nesterov", "weight_decay"))
 
 _DEFAULTS: Final[Mapping[str, Any]] = {
     field.name: field.default
     for field in dataclasses.fields(OptimizerConfig)
     if field.name != "name"
 }
-register_optimizer("dessilbi", _dessilbi, tuple(o for o in _DEFAULTS if o != "l1"))
-register_optimizer("sgd", _sgd, ("lr", "momentum", "nesterov", "weight_decay"))
-for _name, _make in {
-    "adam": _adam,
-    "adamw": _adamw,
-    "amsgrad": _adam,
-    "adagrad": _adagrad,
-    "radam": _radam,
-}.items():
-    register_optimizer(_name, _make, ("lr", "weight_decay"))
+_OF_SGD = ("momentum", "nesterov", "decoupled_weight_decay", "coupling")
+"""Options that DessiLBI has and a twin has not."""
+_OF_TWIN = tuple(o for o in _DEFAULTS if o not in (*_OF_SGD, "lr", "weight_decay", "l1"))
 
 
 def _check(config: OptimizerConfig) -> None:
     """Refuse what an optimizer would ignore, and numbers that torch would let through."""
-    if config.name not in _KNOWN:
-        raise ConfigError(
-            f"unknown optimizer {config.name!r}{did_you_mean(str(config.name), _KNOWN)}; known: "
-            f"{', '.join(_KNOWN)}; `import dessilbi.paper.optimizers` adds the paper's competitors"
-        )
-    options = _KNOWN[config.name].options
+    if config.name not in (TWIN, *_KNOWN):
+        raise _unknown("optimizer", config.name, [TWIN, *_KNOWN])
+    name, options = config.label, _options(config)
     for option, default in _DEFAULTS.items():
         value = getattr(config, option)
         if option not in options and value != default:
             raise ConfigError(
-                f"optimizer {config.name} does not know {option} (got {option}={value!r}); "
-                f"leave it at {default!r}. {config.name} accepts {', '.join(options)}"
+                f"optimizer {name} does not know {option} (got {option}={value!r}); "
+                f"leave it at {default!r}. {name} accepts {', '.join(options)}"
             )
     for option in ("lr", "momentum", "weight_decay", "l1"):
         value = getattr(config, option)
         if not 0 <= value < math.inf:
-            raise ConfigError(
-                f"optimizer {config.name}: {option} must be >= 0 and finite, got {value!r}"
-            )
+            raise ConfigError(f"optimizer {name}: {option} must be >= 0 and finite, got {value!r}")
     if config.nesterov and config.momentum == 0:
         raise ConfigError(
-            f"optimizer {config.name}: nesterov=True needs momentum > 0, got "
+            f"optimizer {name}: nesterov=True needs momentum > 0, got "
             f"momentum={config.momentum!r}; set momentum=0.9 or nesterov=False"
         )
-    if config.init_scaled is not None and config.lambd != _DEFAULTS["lambd"]:
-        raise ConfigError(
-            f"optimizer {config.name}: init_scaled={config.init_scaled!r} takes the place of "
-            f"lambd, got lambd={config.lambd!r} as well; choose one"
-        )
+    for one, other in (("nu", "tau"), ("lambd", "c")):
+        value, instead = getattr(config, one), getattr(config, other)
+        if value is not None and instead is not None:
+            raise ConfigError(
+                f"optimizer {name}: {one} takes the place of {other}, got {one}={value!r} and "
+                f"{other}={instead!r}; set one of them to None"
+            )
+    if config.size_scaled and config.lambd is None:
+        raise ConfigError(f"optimizer {name}: size_scaled=True scales lambd; give lambd")
+
+
+def _options(config: OptimizerConfig) -> tuple[str, ...]:
+    """The options that a configuration's optimizer knows."""
+    if config.name != TWIN:
+        return _KNOWN[config.name].options
+    if config.base == "sgd":
+        return tuple(o for o in _DEFAULTS if o != "l1")
+    bases = [name for name, known in _KNOWN.items() if known.wraps]
+    if config.base not in bases:
+        raise _unknown("base", config.base, bases)
+    return _KNOWN[config.base].options + _OF_TWIN
+
+
+def _unknown(what: str, name: str, known: list[str]) -> ConfigError:
+    return ConfigError(
+        f"unknown {what} {name!r}{did_you_mean(str(name), known)}; known: {', '.join(known)}; "
+        "`import dessilbi.paper.optimizers` adds the paper's competitors"
+    )
 
 
 def _keep_fused(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:

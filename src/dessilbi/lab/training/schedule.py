@@ -15,7 +15,7 @@ from dessilbi.lab.run.config import ConfigError
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-    from dessilbi.lab.run.config import ScheduleConfig
+    from dessilbi.lab.run.config import Config, ScheduleConfig
 
 _KINDS = ("constant", "step", "multistep", "cosine")
 
@@ -48,13 +48,20 @@ def lr_factor(config: ScheduleConfig, *, step: int, steps_per_epoch: int, epochs
         ValueError: If a count is out of range.
     """
     _check(config)
-    for name, value, least in (
-        ("step", step, 0),
-        ("steps_per_epoch", steps_per_epoch, 1),
-        ("epochs", epochs, 0),
-    ):
-        if value < least:
-            raise ValueError(f"{name} must be >= {least}, got {value}")
+    _check_counts(step=step, steps_per_epoch=steps_per_epoch, epochs=epochs)
+    return _factor(config, step, steps_per_epoch, epochs)
+
+
+def run_factor(config: Config, steps_per_epoch: int) -> float:
+    """The sum of :func:`lr_factor` over all steps of a run, wherever in it one is."""
+    epochs = config.epochs_before + config.epochs
+    _check(config.schedule)
+    _check_counts(steps_per_epoch=steps_per_epoch, epochs=epochs)
+    steps = range(config.epochs_before * steps_per_epoch, epochs * steps_per_epoch)
+    return math.fsum(_factor(config.schedule, step, steps_per_epoch, epochs) for step in steps)
+
+
+def _factor(config: ScheduleConfig, step: int, steps_per_epoch: int, epochs: int) -> float:
     warmup_steps = round(config.warmup * steps_per_epoch)
     rise = (step + 1) / warmup_steps if step < warmup_steps else 1.0
     epoch = step // steps_per_epoch
@@ -91,6 +98,16 @@ def _cosine(done: int, total: int) -> float:
     if done <= 0 or total <= 0:
         return 1.0
     return (1 + math.cos(math.pi * min(done, total) / total)) / 2
+
+
+def _check_counts(*, step: int = 0, steps_per_epoch: int, epochs: int) -> None:
+    for name, value, least in (
+        ("step", step, 0),
+        ("steps_per_epoch", steps_per_epoch, 1),
+        ("epochs", epochs, 0),
+    ):
+        if value < least:
+            raise ValueError(f"{name} must be >= {least}, got {value}")
 
 
 def _check(config: ScheduleConfig) -> None:

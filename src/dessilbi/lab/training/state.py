@@ -24,7 +24,7 @@ from dessilbi.lab.training.callbacks import Callback, make_callbacks, method_cal
 from dessilbi.lab.training.display import Display, Silent
 from dessilbi.lab.training.errors import TrainingError, not_finite
 from dessilbi.lab.training.optimizers import make_optimizer
-from dessilbi.lab.training.schedule import lr_factor, set_lr
+from dessilbi.lab.training.schedule import lr_factor, run_factor, set_lr
 from dessilbi.lab.training.shared_batchnorm import share_batchnorm
 from dessilbi.lab.training.start import load_start, take_up
 from dessilbi.lab.training.stop_request import StopRequest
@@ -86,7 +86,10 @@ class Training:
         data = load_data(config, options.data_dir, options.download, device)
         model = fresh_network(config, data).to(device)
         data = laid_out_for(model, data)
-        optimizer = make_optimizer(model, config.optimizer, data.shape)
+        steps_per_epoch = count_batches(len(data.train), config.batch_size)
+        optimizer = make_optimizer(
+            model, config.optimizer, data.shape, total_factor=run_factor(config, steps_per_epoch)
+        )
         net = model
         if world.size > 1:
             # Statistics over the global batch, as one process would take them.
@@ -107,7 +110,7 @@ class Training:
             model=model,
             net=net,
             optimizer=optimizer,
-            steps_per_epoch=count_batches(len(data.train), config.batch_size),
+            steps_per_epoch=steps_per_epoch,
         )
         t.method = method_callback(t)
         t.callbacks = make_callbacks(t)
@@ -159,12 +162,11 @@ class Training:
 
     def set_lr(self, step: int) -> None:
         """Set the learning rate of a step."""
-        before = 0 if self.config.start is None else self.config.start.epoch  # a rewound schedule
         factor = lr_factor(
             self.config.schedule,
-            step=before * self.steps_per_epoch + step,
+            step=self.config.epochs_before * self.steps_per_epoch + step,
             steps_per_epoch=self.steps_per_epoch,
-            epochs=before + self.config.epochs,
+            epochs=self.config.epochs_before + self.config.epochs,
         )
         set_lr(self.optimizer, factor)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dessilbi.lab.training.fused import torch_fuses
 from dessilbi.lab.training.optimizers import register_optimizer
@@ -19,13 +19,11 @@ if TYPE_CHECKING:
 __all__ = ["COMPETITORS", "SGDL1", "AdaBound"]
 
 
-def _adabound(
-    model: nn.Module, config: OptimizerConfig, shape: tuple[int, ...] | None
-) -> Optimizer:
-    return AdaBound(model.named_parameters(), lr=config.lr, weight_decay=config.weight_decay)
+def _adabound(groups: list[dict[str, Any]], model: nn.Module, config: OptimizerConfig) -> Optimizer:
+    return AdaBound(groups, lr=config.lr, weight_decay=config.weight_decay)
 
 
-def _sgd_l1(model: nn.Module, config: OptimizerConfig, shape: tuple[int, ...] | None) -> Optimizer:
+def _sgd_l1(groups: list[dict[str, Any]], model: nn.Module, config: OptimizerConfig) -> Optimizer:
     return SGDL1(
         penalise_weights(model, config.l1),
         lr=config.lr,
@@ -38,4 +36,6 @@ def _sgd_l1(model: nn.Module, config: OptimizerConfig, shape: tuple[int, ...] | 
 
 
 register_optimizer("adabound", _adabound, ("lr", "weight_decay"))
-register_optimizer("sgd-l1", _sgd_l1, ("lr", "momentum", "nesterov", "weight_decay", "l1"))
+register_optimizer(
+    "sgd-l1", _sgd_l1, ("lr", "momentum", "nesterov", "weight_decay", "l1"), wraps=False
+)

@@ -77,7 +77,7 @@ def dense(network: str, scale: Scale, optimizer: str) -> Config:
     smoke = scale == "smoke"
     keep = tuple(sorted({0, *(round(size.epochs * f) for f in REWINDS)}))
     config = replace(COMPETITORS[optimizer], lr=size.lr)
-    if config.name == "dessilbi":
+    if config.nu is not None and config.lambd is not None:
         nu, lambd = config.nu / size.nu_divisor, config.lambd / size.lambd_divisor
         config = replace(config, nu=nu, lambd=lambd)
         if smoke:  # six steps an epoch: only a short coupling lets anything into Gamma

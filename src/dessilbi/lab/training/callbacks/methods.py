@@ -17,7 +17,7 @@ from dessilbi.lab.run.methods import (
 )
 from dessilbi.lab.training.callbacks.base import Callback
 from dessilbi.lab.training.optimizers import twin_groups
-from dessilbi.optim import DessiLBI
+from dessilbi.optim import TwinOptimizer
 from dessilbi.path import count_macs_per_weight
 
 if TYPE_CHECKING:
@@ -59,8 +59,8 @@ def method_callback(t: Training) -> Callback:
         raise ConfigError(f"method:{method_name(method)}: {error}") from error
 
 
-def _dessilbi(t: Training, what: str) -> DessiLBI:
-    if not isinstance(t.optimizer, DessiLBI):
+def _with_twin(t: Training, what: str) -> TwinOptimizer:
+    if not isinstance(t.optimizer, TwinOptimizer):
         raise ConfigError(f"{what}, which optimizer {t.config.optimizer.name} has not")
     return t.optimizer
 
@@ -71,7 +71,7 @@ class NestedCallback(Callback):
     name = "nested"
 
     def __init__(self, t: Training) -> None:
-        optimizer = _dessilbi(t, "nested training is along the path of Gamma")
+        optimizer = _with_twin(t, "nested training is along the path of Gamma")
         self.nested = make_nested(t.config, t.model, optimizer, t.steps, t.example_input)
 
     def backward(
@@ -155,7 +155,7 @@ class FrozenCallback(Callback):
     def __init__(self, t: Training) -> None:
         assert isinstance(t.config.method, FrozenSupport)
         self._method = t.config.method
-        self._optimizer = _dessilbi(t, "method:frozen-support freezes the support of Gamma")
+        self._optimizer = _with_twin(t, "method:frozen-support freezes the support of Gamma")
         self._frozen: subnet.FrozenSupport | None = None
 
     def on_epoch_start(self, t: Training) -> None:

@@ -9,7 +9,7 @@ from dessilbi.lab.run.directory import RunError, clear_errors
 from dessilbi.lab.run.files import PATH
 from dessilbi.lab.training.callbacks.base import Callback
 from dessilbi.lab.training.callbacks.methods import NestedCallback
-from dessilbi.optim import DessiLBI
+from dessilbi.optim import TwinOptimizer
 from dessilbi.path import PathRecorder, SolutionPath, StabilityRule
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ class PathCallback(Callback):
 
     def __init__(self, t: Training) -> None:
         stop = t.config.stop
-        if stop.when_stable and not isinstance(t.optimizer, DessiLBI):
+        if stop.when_stable and not isinstance(t.optimizer, TwinOptimizer):
             raise ConfigError(
                 "--stop-when-stable watches Gamma, which optimizer "
                 f"{t.config.optimizer.name} has not"
@@ -32,7 +32,7 @@ class PathCallback(Callback):
 
     def on_start(self, t: Training, *, resumed: bool) -> None:
         """Begin a path, or take up the one that the checkpoint knows."""
-        if not t.world.is_main or not isinstance(t.optimizer, DessiLBI):
+        if not t.world.is_main or not isinstance(t.optimizer, TwinOptimizer):
             return
         if not any(True for _ in t.optimizer.twins()):
             return

@@ -61,7 +61,7 @@ class StepCheckCallback(Callback):
             self._refuse(f"--check-step works in one process, not in {t.world.size}; not checked")
         elif iteration_of(t.optimizer) is None:
             self._refuse(
-                f"--check-step is about dessilbi and sgd; {t.config.optimizer.name} is not checked"
+                f"--check-step is about dessilbi and sgd; {t.config.optimizer.label} is not checked"
             )
 
     def _refuse(self, reason: str) -> None:
