@@ -8,7 +8,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from compaction_nets import Tied, filter_mask, lab_net, randomize, tied_mask
-from dessilbi import DessiLBI, Mask, split_parameters
+from dessilbi import DessiLBI, Mask, SplitLBI, split_parameters
 from dessilbi.compaction import CompactError, compact
 from dessilbi.subnet import HeldMask
 
@@ -81,6 +81,38 @@ def test_v_and_momentum_and_thresholds_are_cut(kind: str | None) -> None:
         assert torch.equal(moved.state[new]["lambd_scale"], wanted)
     steps(small.model, moved)
     assert moved.density() >= 0
+
+
+@pytest.mark.parametrize("v_dtype", [None, torch.bfloat16])
+def test_a_twin_beside_adamw_is_cut_with_it(v_dtype: torch.dtype | None) -> None:
+    model = randomize(lab_net("digits-net", 8, 1)).double()
+    base = torch.optim.AdamW(split_parameters(model, exclude=["fc"]), lr=0.01, betas=(0.8, 0.9))
+    optimizer = SplitLBI(base, nu=0.1, c=0.5, kappa=2.0, v_dtype=v_dtype)
+    steps(model, optimizer)
+    small = compact(model, filter_mask(model, 0.5), torch.zeros(1, 1, 8, 8).double(), latency=False)
+    moved = small.cut_optimizer(model, optimizer)
+    assert isinstance(moved, SplitLBI)
+    assert type(moved.base) is torch.optim.AdamW
+    assert [name for name, _ in moved.twins()] == [name for name, _ in optimizer.twins()]
+    for name, p in moved.twins():
+        cut, old = small.plan.layers[name.removesuffix(".weight")], model.get_parameter(name)
+        for key in ("v", "exp_avg", "exp_avg_sq"):
+            wanted = optimizer.state[old][key][list(cut.rows)][:, list(cut.columns)]
+            assert torch.equal(moved.state[p][key], wanted)
+            assert moved.state[p][key].dtype is wanted.dtype
+        wanted = optimizer.state[old]["lambd_scale"][list(cut.rows)]
+        assert torch.equal(moved.state[p]["lambd_scale"], wanted)
+        assert torch.equal(
+            moved.support(p), optimizer.support(old)[list(cut.rows)][:, list(cut.columns)]
+        )
+    for old_group, new_group in zip(optimizer.param_groups, moved.param_groups, strict=False):
+        for option in ("nu", "lambd", "lambd_scale", "kappa", "betas", "lr"):
+            assert old_group[option] == new_group[option]
+    steps(small.model, moved)
+    steps(small.model, SplitLBI.around(moved, moved.base))
+    extra = nn.Parameter(torch.ones(2, 2).double())
+    moved.add_param_group({"params": [("extra", extra)]})
+    assert moved.param_groups[-1]["kappa"] == 2.0
 
 
 def test_adam_and_a_bias_that_holds_constants() -> None:

@@ -348,6 +348,30 @@ def test_what_the_base_alone_has_is_reached() -> None:
         _ = opt.nothing
 
 
+class Clashing(torch.optim.SGD):
+    """Its velocity is called as our V is."""
+
+    def step(self, closure: Any = None) -> None:
+        super().step(closure)
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.state[p]["v"] = torch.ones_like(p)
+
+
+def test_a_base_whose_state_has_the_name_of_ours_is_refused() -> None:
+    """Else one would overwrite the other."""
+    named = make_params()
+    opt = SplitLBI(Clashing(named.values(), lr=0.1))
+    set_grads(named.values(), 0)
+    with pytest.raises(ValueError, match="Clashing keeps a 'v' of its own in its state"):
+        opt.step()
+    alone = Clashing(make_params().values(), lr=0.1)
+    run(alone, 1)
+    opt = SplitLBI(Clashing(make_params().values(), lr=0.1))
+    with pytest.raises(ValueError, match="Clashing keeps a 'v' of its own"):
+        opt.load_state_dict(alone.state_dict())
+
+
 def test_shapes_are_checked_before_anything_moves() -> None:
     named = make_params(shapes=SHAPES)
     opt = SplitLBI(torch.optim.AdamW(named.items(), lr=0.1), **{k: LIVELY[k] for k in ("nu",)})

@@ -12,7 +12,14 @@ from nested_nets import Net, Plain, batch, by_weight, make_widths, train, weight
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from dessilbi import NestedSchedule, NestedTraining, NestedWidths, split_parameters
+from dessilbi import (
+    DessiLBI,
+    NestedSchedule,
+    NestedTraining,
+    NestedWidths,
+    SplitLBI,
+    split_parameters,
+)
 from dessilbi.nested.restrict import Restriction
 
 if TYPE_CHECKING:
@@ -25,14 +32,21 @@ OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
     "sgd": partial(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-2),
     "rmsprop": partial(torch.optim.RMSprop, lr=1e-3, momentum=0.5, weight_decay=1e-2),
 }
+TWINS: dict[str, Callable[[Any], SplitLBI]] = {
+    f"twin-{kind}": partial(lambda kind, groups: SplitLBI(OPTIMIZERS[kind](groups), **LIVELY), kind)
+    for kind in OPTIMIZERS
+}
+LIVELY: dict[str, Any] = {"steps": 12, "tau": 3.0, "c": 0.5}
+EVERY = OPTIMIZERS | TWINS
 NEVER_WHOLE = {"full_fraction": 0.0, "max_density": 0.5, "rank_every": 3}
 every = pytest.mark.parametrize("kind", OPTIMIZERS)
+with_twins = pytest.mark.parametrize("kind", EVERY)
 
 
 def make(kind: str) -> tuple[Net, Optimizer]:
     torch.manual_seed(0)
     net = Net().double()
-    return net, OPTIMIZERS[kind](split_parameters(net))
+    return net, EVERY[kind](split_parameters(net))
 
 
 def state_of(opt: Optimizer, p: Tensor) -> dict[str, Tensor]:
@@ -85,13 +99,69 @@ def test_weights_that_move_do_so_as_if_they_were_all(kind: str) -> None:
         torch.testing.assert_close(p[where], alone.get_parameter(name)[where])
 
 
-@every
+def coupling_of(opt: SplitLBI) -> dict[str, tuple[Tensor, Tensor]]:
+    """W and V of each twin after the coupling of the next step alone."""
+    found = {}
+    for group in opt.param_groups:
+        for name, p in zip(group["param_names"], group["params"], strict=True):
+            if group["penalty"] is not None:
+                C = (p.detach() - opt.gamma(p)) / group["nu"]
+                found[name] = p.detach() - group["lr"] * C, opt.dual(p) + group["lr"] * C
+    return found
+
+
+@pytest.mark.parametrize("kind", TWINS)
+def test_the_coupling_of_a_twin_goes_on_for_resting_weights(kind: str) -> None:
+    """Of them nothing else moves: value by the coupling, state of the base not at all."""
+    net, opt = make(kind)
+    assert isinstance(opt, SplitLBI)
+    nested = by_weight(net, opt, schedule=NEVER_WHOLE)
+    for step in range(8):
+        coupled = coupling_of(opt)
+        states = {name: state_of(opt, p) for name, p in net.named_parameters()}
+        train(net, opt, nested, step, step + 1)
+        mask = nested.mask(nested.budgets[0])
+        assert mask.density < 0.6
+        for name in mask.names:
+            p = net.get_parameter(name)
+            rests = ~mask[name]
+            W, V = coupled[name]
+            torch.testing.assert_close(p.detach()[rests], W[rests], rtol=1e-12, atol=1e-12)
+            torch.testing.assert_close(opt.dual(p), V, rtol=1e-12, atol=1e-12)
+            assert (p != W)[mask[name]].any()
+            for key, tensor in state_of(opt, p).items():
+                if key not in opt.twin_keys:
+                    old = states[name].get(key, torch.zeros_like(tensor))
+                    assert torch.equal(tensor[rests], old[rests]), key
+    assert 0 < opt.density() < 1
+
+
+def test_a_twin_around_sgd_is_nested_as_dessilbi() -> None:
+    options = {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 1e-2}
+    nets = []
+    for twin in (False, True):
+        torch.manual_seed(0)
+        net = Net().double()
+        groups = split_parameters(net)
+        opt: Optimizer = DessiLBI(groups, **options, **LIVELY)
+        if twin:
+            opt = SplitLBI(torch.optim.SGD(split_parameters(net), **options), **LIVELY)
+        nested = by_weight(net, opt, 12, schedule=NEVER_WHOLE)
+        train(net, opt, nested, 0, 12)
+        nets.append((net, opt))
+    (one, first), (other, second) = nets
+    for p, q in zip(one.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-10, atol=1e-10)
+    assert first.density() == second.density() > 0
+
+
+@with_twins
 @pytest.mark.parametrize("widths", [False, True])
 def test_a_resumed_run_goes_on_bit_for_bit(kind: str, widths: bool) -> None:
     def begin() -> tuple[nn.Module, Optimizer, NestedTraining | NestedWidths]:
         if widths:
             return make_widths(
-                Plain, opt=OPTIMIZERS[kind], branch_at=(0.3, 0.6), schedule={"min_density": 0.25}
+                Plain, opt=EVERY[kind], branch_at=(0.3, 0.6), schedule={"min_density": 0.25}
             )
         net, opt = make(kind)
         return net, opt, by_weight(net, opt, 12)
@@ -139,6 +209,21 @@ def test_every_budget_is_learned(kind: str) -> None:
     chance = float(torch.bincount(y).max()) / 512
     assert all(accuracy > chance + 0.15 for accuracy in accuracies[True])
     assert accuracies[True][1] > accuracies[False][1] + 0.1
+
+
+@every
+def test_a_branch_is_the_bases(kind: str) -> None:
+    """It has no twin, begins with the base's state and is stepped by the base alone."""
+    net, opt, nested = make_widths(
+        Plain, opt=EVERY[f"twin-{kind}"], branch_at=(0.3, 0.6), schedule={"min_density": 0.25}
+    )
+    train(net, opt, nested, 0, 8)
+    branches = list(nested._branches.by_rank.values())
+    assert branches
+    for branch in branches:
+        assert type(branch.opt) is type(opt.base)
+        keys = {key for state in branch.opt.state.values() for key in state}
+        assert keys == {key for s in opt.state.values() for key in s} - {"v", "lambd_scale"}
 
 
 @every

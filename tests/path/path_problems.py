@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from dessilbi.optim import DessiLBI, split_parameters
+from dessilbi.optim import DessiLBI, SplitLBI, TwinOptimizer, split_parameters
 from dessilbi.path import PathRecorder, SolutionPath
 
 
@@ -25,12 +25,14 @@ class Net(nn.Module):
         return self.fc(self.up(self.conv(x).relu()).relu().flatten(1))
 
 
-def make(**options: Any) -> tuple[Net, DessiLBI]:
+def make(base: str = "sgd", **options: Any) -> tuple[Net, TwinOptimizer]:
     torch.manual_seed(1)
     net = Net()
-    patterns = {"fc": {"lambd": 0.02}}
+    groups = split_parameters(net, {"fc": {"lambd": 0.02}})
+    if base == "adamw":
+        return net, SplitLBI(torch.optim.AdamW(groups, lr=0.02), nu=0.2, lambd=0.5, **options)
     settings = {"lr": 0.3, "nu": 3.0, "lambd": 0.5, "momentum": 0.9} | options
-    return net, DessiLBI(split_parameters(net, patterns), **settings)
+    return net, DessiLBI(groups, **settings)
 
 
 def batch(step: int) -> tuple[Tensor, Tensor]:
@@ -39,7 +41,7 @@ def batch(step: int) -> tuple[Tensor, Tensor]:
     return x, torch.randint(4, (8,), generator=generator)
 
 
-def train_step(net: nn.Module, opt: DessiLBI, step: int) -> float:
+def train_step(net: nn.Module, opt: TwinOptimizer, step: int) -> float:
     # A threshold that rises and falls makes groups leave and come back.
     for group in opt.param_groups:
         if group["name"] == "filters":
@@ -56,7 +58,7 @@ STEPS, EPOCH = 40, 5
 
 
 def train(
-    net: nn.Module, opt: DessiLBI, rec: PathRecorder, start: int = 0, stop: int = STEPS
+    net: nn.Module, opt: TwinOptimizer, rec: PathRecorder, start: int = 0, stop: int = STEPS
 ) -> None:
     """Steps start+1 to stop, with a mark after every few."""
     for step in range(start + 1, stop + 1):

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from dessilbi import DessiLBI, split_parameters
+from dessilbi import DessiLBI, SplitLBI, split_parameters
 from dessilbi.path.layers import make_layers
 from dessilbi.subnet import FrozenSupport, GradualPruning
 from dessilbi.subnet.gradual import best_groups
+
+if TYPE_CHECKING:
+    from dessilbi.optim import TwinOptimizer
 
 
 def net_and_sgd() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -158,19 +162,23 @@ def test_bad_schedules(options: dict[str, Any], message: str) -> None:
 # ---------------------------------------------------------------------- frozen support
 
 
-def twin_net() -> tuple[nn.Module, DessiLBI]:
+def twin_net(base: str = "sgd") -> tuple[nn.Module, TwinOptimizer]:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(128, 5))
-    return net, DessiLBI(split_parameters(net), lr=0.1, nu=5.0, lambd=0.03, momentum=0.9)
+    groups = split_parameters(net)
+    if base == "adamw":
+        return net, SplitLBI(torch.optim.AdamW(groups, lr=0.01), nu=0.3, lambd=0.06)
+    return net, DessiLBI(groups, lr=0.1, nu=5.0, lambd=0.03, momentum=0.9)
 
 
-def test_nothing_enters_and_the_rest_fades() -> None:
-    net, opt = twin_net()
+@pytest.mark.parametrize(("base", "nu"), [("sgd", 0.5), ("adamw", 0.1)])
+def test_nothing_enters_and_the_rest_fades(base: str, nu: float) -> None:
+    net, opt = twin_net(base)
     steps(net, opt, 0, 30)
     supports = {name: opt.support(p) for name, p in opt.twins()}
     assert 0 < opt.density() < 1
     sizes = {n: net.get_parameter(n).detach()[~s].abs().sum() for n, s in supports.items()}
-    frozen = FrozenSupport(net, opt, nu=0.5)
+    frozen = FrozenSupport(net, opt, nu=nu)
     steps(net, opt, 30, 60)
     for name, p in opt.twins():
         assert not (opt.support(p) & ~supports[name]).any()
@@ -195,15 +203,16 @@ def test_the_pull_is_lr_over_nu() -> None:
     torch.testing.assert_close(net.weight.detach(), W * (1 - 0.1 / 2.0) * (1 - 0.1 / 0.4))
 
 
-def test_a_frozen_support_is_restored() -> None:
-    net, opt = twin_net()
+@pytest.mark.parametrize("base", ["sgd", "adamw"])
+def test_a_frozen_support_is_restored(base: str) -> None:
+    net, opt = twin_net(base)
     steps(net, opt, 0, 30)
     frozen = FrozenSupport(net, opt, nu=0.5)
     state = frozen.state_dict()
     steps(net, opt, 30, 40)
-    again, again_opt = twin_net()
+    again, again_opt = twin_net(base)
     again.load_state_dict(net.state_dict())
-    again_opt.load_state_dict(opt.state_dict())
+    again_opt.load_state_dict(deepcopy(opt.state_dict()))  # else torch shares the tensors
     later = FrozenSupport(again, again_opt, nu=0.5)
     later.load_state_dict(state)
     steps(net, opt, 40, 50)

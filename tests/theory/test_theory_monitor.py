@@ -8,17 +8,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 import torch
-from theory_problems import Problem, problem, step
+from theory_problems import DECAY, Problem, problem, step
 from torch import nn
 
-from dessilbi import DessiLBI
+from dessilbi import DessiLBI, SplitLBI, split_parameters
 from dessilbi.theory import LyapunovHistory, LyapunovMonitor, draw
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from dessilbi.optim import TwinOptimizer
 
-def watched(made: Problem, opt: DessiLBI, steps: int = 20, every: int = 1) -> LyapunovHistory:
+
+def watched(made: Problem, opt: TwinOptimizer, steps: int = 20, every: int = 1) -> LyapunovHistory:
     with LyapunovMonitor(opt, made.loss, every=every) as monitor:
         for _ in range(steps):
             step(opt, made)
@@ -190,7 +192,7 @@ def test_the_picture(tmp_path: Path, ending: str) -> None:
 def test_mistakes_are_named() -> None:
     made = problem()
     opt = made.optimizer("lasso", lr=0.1)
-    with pytest.raises(TypeError, match="opt must be a DessiLBI optimizer, got SGD"):
+    with pytest.raises(TypeError, match=r"opt must be a DessiLBI optimizer, .* got SGD"):
         LyapunovMonitor(torch.optim.SGD(made.net.parameters()), made.loss)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="every must be >= 0, got -1"):
         LyapunovMonitor(opt, made.loss, every=-1)
@@ -208,3 +210,24 @@ def test_mistakes_are_named() -> None:
         step(opt, made)
     with pytest.raises(ValueError, match="lip must be >= 0 and finite, got inf"):
         watched(made, opt, steps=1).check(lip=math.inf)
+
+
+def test_a_twin_around_sgd_is_watched_as_dessilbi() -> None:
+    """The theorem is about steps along the gradient, and there it is the same iteration."""
+    options = {"nu": 2.0, "lambd": 0.05}
+    one, other = problem(), problem()
+    first = watched(one, one.optimizer("lasso", lr=0.1, **options))
+    groups = split_parameters(other.net, {"*": {"penalty": "lasso"}})
+    sgd = torch.optim.SGD(groups, lr=0.1, weight_decay=DECAY)
+    second = watched(other, SplitLBI(sgd, **options))
+    for column in ("F", "F_before", "moved", "subgrad", "augmented"):
+        np.testing.assert_allclose(getattr(second, column), getattr(first, column), rtol=1e-9)
+    assert second.check(lip=3.5).increases == 0
+    assert second.outside == ()
+
+
+def test_a_twin_around_another_base_is_refused() -> None:
+    net = nn.Linear(2, 2)
+    opt = SplitLBI(torch.optim.AdamW(net.parameters()))
+    with pytest.raises(TypeError, match="steps along the gradient; got SplitLBI around AdamW"):
+        LyapunovMonitor(opt, lambda: net(torch.ones(1, 2)).sum())

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from dessilbi.graph.errors import CompactError
+from dessilbi.optim import SplitLBI
 
 from .build import cut_tensor
 
@@ -30,12 +31,16 @@ def cut_optimizer(plan: Plan, small: nn.Module, model: nn.Module, optimizer: _O)
     without a penalty if the group has one. Tied filters stay tied, unless different ones are
     left in different layers.
 
+    Of :class:`SplitLBI` the base is cut, and wrapped as before.
+
     Args:
         plan: how the network was cut.
         small: the smaller network.
         model: the network whose parameters the optimizer holds.
         optimizer: is left alone.
     """
+    if isinstance(optimizer, SplitLBI):
+        return cast("_O", optimizer.around(cut_optimizer(plan, small, model, optimizer.base)))
     # A parameter that is tied has several names, and either network may call it by any of them.
     names: dict[Tensor, list[str]] = {}
     for name, p in model.named_parameters(remove_duplicate=False):
@@ -70,8 +75,9 @@ def cut_optimizer(plan: Plan, small: nn.Module, model: nn.Module, optimizer: _O)
     if not groups:
         raise CompactError("none of the optimizer's parameters is left in the compact model")
     known = inspect.signature(type(optimizer)).parameters
-    defaults = {k: v for k, v in optimizer.defaults.items() if k in known}
+    defaults = {k: v for k, v in optimizer.defaults.items() if k in known and v is not None}
     made = type(optimizer)(groups, **defaults)
+    made.defaults = dict(optimizer.defaults)
     for name, old in moved.items():
         if old in optimizer.state:
             made.state[left[name]] = {

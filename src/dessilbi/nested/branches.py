@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from dessilbi.optim import DessiLBI
+from dessilbi.optim import SplitLBI, TwinOptimizer
 
 from .ranking import WHOLE, rank_of
 from .slicing import narrow_copy, sliced
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 EQUAL = 1e-9
 """Shares that differ by less are the same."""
 _NOT_FOLLOWED = ("params", "param_names", "penalty", "tied", "lambd_scale")
-_OF_THE_TWIN = ("v", "lambd_scale")
 
 
 class Branch:
@@ -38,7 +37,7 @@ class Branch:
 
     The network is one of the same class. The optimizer is one of the same class, too, with the same
     parameter groups and options, whose later changes (a schedule of the rate) it follows; only it
-    has no twin: of :class:`DessiLBI` that leaves SGD.
+    has no twin: that leaves SGD of :class:`DessiLBI`, and of :class:`SplitLBI` its base.
 
     Args:
         model: the whole network.
@@ -59,7 +58,7 @@ class Branch:
             {"params": [(name, mine[name]) for name in names], **options}
             for names, options in zip(self._names, self._options(), strict=True)
         ]
-        kind: Any = type(opt)
+        kind: Any = type(opt.base if isinstance(opt, SplitLBI) else opt)
         self.opt: Optimizer = kind(groups)
         for p, state in opt.state.items():
             name = name_of.get(id(p))
@@ -67,11 +66,11 @@ class Branch:
                 self.opt.state[mine[name]] = {
                     key: self._narrow(name, p, value)
                     for key, value in state.items()
-                    if not (isinstance(opt, DessiLBI) and key in _OF_THE_TWIN)
+                    if not (isinstance(opt, TwinOptimizer) and key in TwinOptimizer.twin_keys)
                 }
 
     def _options(self) -> list[dict[str, Any]]:
-        twinless = {"penalty": None} if isinstance(self._leader, DessiLBI) else {}
+        twinless = {"penalty": None} if isinstance(self._leader, TwinOptimizer) else {}
         return [
             {key: value for key, value in group.items() if key not in _NOT_FOLLOWED} | twinless
             for group in self._leader.param_groups

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from dessilbi.optim import DessiLBI, split_parameters
+from dessilbi.optim import TwinOptimizer, split_parameters
 from dessilbi.optim.prox import dims_of, resolve_penalty
 from dessilbi.path.layers import make_layers
 from dessilbi.path.twins import layers_of, twins_by_name
@@ -94,7 +94,7 @@ def ranked_weights(
             the defaults of :func:`split_parameters` do.
         groups: what :func:`split_parameters` gave, if that is to decide.
     """
-    if groups is None and isinstance(opt, DessiLBI):
+    if groups is None and isinstance(opt, TwinOptimizer):
         twins = twins_by_name(model, opt)
         return twins, layers_of(opt, twins)
     if groups is None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dessilbi.optim import DessiLBI
+from dessilbi.optim import DessiLBI, SplitLBI
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,14 +19,20 @@ class Restriction:
     """Lets the next step of an optimizer move only some weights.
 
     :class:`DessiLBI` does that itself: its coupling acts on all weights. After the step of any
-    other optimizer, value and state of the other weights are put back, bit for bit. State that is
-    not shaped as its parameter (a factored second moment) is not restricted.
+    other optimizer, value and state of the other weights are put back, bit for bit. That of
+    :class:`SplitLBI` is the step of its base: the coupling, which comes before, acts on all. State
+    that is not shaped as its parameter (a factored second moment) is not restricted.
 
     Args:
         opt: the optimizer.
     """
 
     def __init__(self, opt: Optimizer) -> None:
+        self._of_twin: tuple[str, ...] = ()
+        """Keys of state that no base touches."""
+        if isinstance(opt, SplitLBI):
+            self._of_twin = opt.twin_keys
+            opt = opt.base
         self._opt = opt
         self._moves: dict[Tensor, Tensor] = {}
         self._before: list[tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]] = []
@@ -82,7 +88,9 @@ class Restriction:
     def _state(self, p: Tensor) -> dict[str, Tensor]:
         found: dict[str, Any] = self._opt.state.get(p, {})
         return {
-            k: t for k, t in found.items() if isinstance(t, torch.Tensor) and t.shape == p.shape
+            k: t
+            for k, t in found.items()
+            if isinstance(t, torch.Tensor) and t.shape == p.shape and k not in self._of_twin
         }
 
 

@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import kl_div, log_softmax, softmax
 from torch.nn.parallel import DistributedDataParallel
 
-from dessilbi.optim import DessiLBI
+from dessilbi.optim import TwinOptimizer
 from dessilbi.path import Mask
 from dessilbi.path.layers import make_layers
 
@@ -140,7 +140,7 @@ class NestedWidths(Nested):
 
     def _by_filter(self) -> tuple[Layer, ...]:
         """The layers, grouped by filter: a width takes whole ones, whatever a penalty would."""
-        if isinstance(self._opt, DessiLBI):
+        if isinstance(self._opt, TwinOptimizer):
             for layer in self._layers:
                 if layer.group_dim != 0:
                     how, instead = "weight by weight", "give penalty='group_lasso', or exclude it"

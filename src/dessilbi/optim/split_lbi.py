@@ -18,7 +18,7 @@ from .twin import TwinOptimizer
 
 if TYPE_CHECKING:
     from collections import defaultdict
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from torch import Tensor
 
@@ -78,7 +78,6 @@ class SplitLBI(TwinOptimizer):
 
     # GradScaler would hand the scale to us; the base never saw it.
     _step_supports_amp_scaling = False
-    _state_keys = TWIN_KEYS
     _options = TWIN_OPTIONS
 
     def __init__(
@@ -142,6 +141,13 @@ class SplitLBI(TwinOptimizer):
         except ValueError:
             self.param_groups.pop()
             raise
+
+    def around(self, base: Optimizer) -> SplitLBI:
+        """The same around another base, whose groups say what those of this one's say."""
+        made = SplitLBI(base, fused=self.fused, v_dtype=self._v_dtype)
+        made._own_defaults = dict(self._own_defaults)
+        made.defaults = base.defaults | made._own_defaults
+        return made
 
     # ------------------------------------------------------------------ one optimizer of two
 
@@ -224,8 +230,16 @@ class SplitLBI(TwinOptimizer):
             for p, grad in given:
                 p.grad = grad
         for p, own in fresh.items():
+            self._refuse_a_clash(self.state[p].keys() & own.keys())
             self.state[p].update(own)
         return loss
+
+    def _refuse_a_clash(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            raise ValueError(
+                f"{type(self.base).__name__} keeps a {key!r} of its own in its state, where the "
+                "twin's would go; wrap it in an optimizer that calls it otherwise"
+            )
 
     def _couple(self, items: list[Item], group: dict[str, Any]) -> None:
         options = Options(
@@ -295,6 +309,10 @@ class SplitLBI(TwinOptimizer):
             changed = before(self, state_dict)
             state_dict = state_dict if changed is None else changed
         former = self.state, self.param_groups
+        groups = state_dict["param_groups"]
+        alone = [i for group in groups if "kappa" not in group for i in group["params"]]
+        for i in alone:  # saved by the base without a twin
+            self._refuse_a_clash(state_dict["state"].get(i, {}).keys() & set(TWIN_KEYS))
         try:
             self.base.load_state_dict(state_dict)
             for group in self.param_groups:

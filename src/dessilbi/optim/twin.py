@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from types import MappingProxyType, SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from torch.optim import Optimizer
@@ -15,7 +15,7 @@ from dessilbi.graph.names import named_weights
 from . import dtensor
 from ._group_step import penalty_of
 from ._options import at_least_zero, check_group
-from ._state import check_fit, dual_dtype, new_scale, new_v, restored
+from ._state import TWIN_KEYS, check_fit, dual_dtype, new_scale, new_v, restored
 from .prox import GroupLasso, Penalty, TiedGroupLasso, resolve_penalty
 
 if TYPE_CHECKING:
@@ -33,7 +33,9 @@ class TwinOptimizer(Optimizer):
 
     _options: tuple[str, ...] = ()
     """Of a parameter group: those that are checked when they were changed."""
-    _state_keys: tuple[str, ...] = ()
+    twin_keys: ClassVar[tuple[str, ...]] = TWIN_KEYS
+    """Of a parameter's state: those of its twin."""
+    _state_keys: tuple[str, ...] = TWIN_KEYS
     """Of a parameter's state: those that are ours."""
     _v_dtype: torch.dtype | None = None
     # The options that were last checked, by group.

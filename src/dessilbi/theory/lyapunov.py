@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from dessilbi.optim import DessiLBI
+from dessilbi.optim import SplitLBI
 from dessilbi.optim.hooks import Attached
 
 from .history import LyapunovHistory
-from .scope import l2_of, numbers, outside
+from .scope import l2_of, numbers, outside, steps_along_gradient
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
+
+    from dessilbi.optim import TwinOptimizer
 
     _Held = tuple[Tensor, dict[str, Any]]
 
@@ -63,7 +65,8 @@ class LyapunovMonitor(Attached):
     For mini-batch training take ``every=0`` and ask for single steps with :meth:`watch`.
 
     Args:
-        opt: the optimizer to watch; one lr, and one kappa for all groups with a twin.
+        opt: the optimizer to watch, DessiLBI or SplitLBI around SGD; one lr, and one kappa for all
+            groups with a twin.
         closure: computes the loss L(W) and returns it, without backward and without weight decay,
             which is added here. Must be the same function each time: no dropout, fixed data. It is
             called once more than training does: put a network with BatchNorm in ``eval`` mode
@@ -85,9 +88,15 @@ class LyapunovMonitor(Attached):
         0
     """
 
-    def __init__(self, opt: DessiLBI, closure: Callable[[], Tensor], *, every: int = 1) -> None:
-        if not isinstance(opt, DessiLBI):
-            raise TypeError(f"opt must be a DessiLBI optimizer, got {type(opt).__name__}")
+    def __init__(
+        self, opt: TwinOptimizer, closure: Callable[[], Tensor], *, every: int = 1
+    ) -> None:
+        if not steps_along_gradient(opt):
+            base = f" around {type(opt.base).__name__}" if isinstance(opt, SplitLBI) else ""
+            raise TypeError(
+                "opt must be a DessiLBI optimizer, or SplitLBI around torch.optim.SGD: the theorem "
+                f"is about steps along the gradient; got {type(opt).__name__}{base}"
+            )
         if every < 0:
             raise ValueError(f"every must be >= 0, got {every}")
         numbers(opt)

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
+
+from torch.optim import SGD
+
+from dessilbi.optim import DessiLBI, SplitLBI
 
 if TYPE_CHECKING:
-    from dessilbi.optim import DessiLBI
+    from torch.optim import Optimizer
+
+    from dessilbi.optim import TwinOptimizer
 
 
 class Numbers(NamedTuple):
@@ -20,7 +26,14 @@ class Numbers(NamedTuple):
     """The largest L2 decay of any group."""
 
 
-def numbers(opt: DessiLBI) -> Numbers:
+def steps_along_gradient(opt: Optimizer) -> TypeGuard[TwinOptimizer]:
+    """Whether an optimizer with a twin moves the weights as the theorem has it."""
+    if isinstance(opt, SplitLBI):
+        return type(opt.base) is SGD
+    return isinstance(opt, DessiLBI)
+
+
+def numbers(opt: TwinOptimizer) -> Numbers:
     """The iteration's numbers.
 
     Raises:
@@ -50,13 +63,13 @@ def l2_of(group: dict[str, Any]) -> float:
     The paper's form, ``W - ... - weight_decay * W``, is one of strength ``weight_decay / lr``.
     """
     decay = float(group["weight_decay"])
-    if not group["decoupled_weight_decay"]:
+    if not group.get("decoupled_weight_decay", False):
         return decay
     lr = float(group["lr"])
     return decay / lr if lr > 0 else 0.0
 
 
-def outside(opt: DessiLBI) -> tuple[str, ...]:
+def outside(opt: TwinOptimizer) -> tuple[str, ...]:
     """Options under which the iteration is not the theorem's, in words."""
     reasons = []
     momentum = max(float(g["momentum"]) for g in opt.param_groups)

@@ -16,11 +16,14 @@ from dessilbi.cli import main
 from dessilbi.lab.run.config import Config, ModelConfig, OptimizerConfig, to_json
 from dessilbi.lab.run.directory import RunDir, RunError
 from dessilbi.lab.run.files import LAST
+from dessilbi.lab.run.methods import FrozenSupport, NestedWidths
 from dessilbi.lab.run.options import RunOptions
 from dessilbi.lab.training.display import Silent
 from dessilbi.lab.training.errors import Interrupted
 from dessilbi.lab.training.loop import train
 from lab_runs import (
+    FILTERS,
+    NESTED,
     SMALL,
     STEPS,
     Crash,
@@ -229,6 +232,28 @@ def test_crashed_after_any_step(reference: RunDir, tmp_path: Path, after: tuple[
 def test_every_optimizer_resumes_exactly(optimizer: OptimizerConfig, tmp_path: Path) -> None:
     config = replace(SMALL, optimizer=optimizer)
     resumed = crash_and_resume(config, tmp_path / "resumed", after=(2, STEPS))
+    assert_same_run(resumed, uninterrupted(config, tmp_path / "whole"))
+
+
+ADAMW = OptimizerConfig(base="adamw", lr=3e-3, weight_decay=0.01, tau=3.0, c=0.5)
+ON_ADAMW = replace(FILTERS, optimizer=ADAMW)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        replace(NESTED, optimizer=ADAMW),
+        replace(ON_ADAMW, method=FrozenSupport(epoch=1, nu=0.5)),
+        replace(
+            ON_ADAMW,
+            method=NestedWidths(min_density=0.25, rank_every=3, branch_at=(0.3, 0.6)),
+            optimizer=replace(ADAMW, exclude=("fc",)),
+        ),
+    ],
+    ids=["nested-weights", "frozen-support", "nested-widths"],
+)
+def test_methods_beside_another_base_resume_exactly(config: Config, tmp_path: Path) -> None:
+    resumed = crash_and_resume(config, tmp_path / "resumed", after=(2, 9))
     assert_same_run(resumed, uninterrupted(config, tmp_path / "whole"))
 
 

@@ -18,7 +18,7 @@ from dessilbi.lab.training.callbacks.step_check import Iteration, iteration_of
 from dessilbi.lab.training.evaluate import prediction_loss
 from dessilbi.lab.training.optimizers import make_optimizer
 from dessilbi.lab.training.schedule import lr_factor, run_factor, set_lr
-from dessilbi.optim import DessiLBI
+from dessilbi.optim import TwinOptimizer
 from dessilbi.subnet.batchnorm import has_batchnorm
 from dessilbi.theory import LipschitzTrack, LyapunovMonitor, judge_step
 
@@ -139,7 +139,7 @@ class Study:
             Their learning rate, and what F did.
         """
         optimizer, config = self.optimizer, self.config
-        if not isinstance(optimizer, DessiLBI):
+        if not isinstance(optimizer, TwinOptimizer):
             raise ConfigError(f"--steps watches F, which optimizer {config.optimizer.name} has not")
         if self._masked:
             raise ConfigError("--steps does not hold the mask of this run; leave it out")

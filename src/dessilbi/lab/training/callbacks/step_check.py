@@ -10,9 +10,8 @@ import torch
 from dessilbi.lab.data import batches
 from dessilbi.lab.training.callbacks.base import Callback
 from dessilbi.lab.training.evaluate import prediction_loss
-from dessilbi.optim import DessiLBI
 from dessilbi.theory import LipschitzTrack, judge_step
-from dessilbi.theory.scope import numbers, outside
+from dessilbi.theory.scope import numbers, outside, steps_along_gradient
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -35,7 +34,7 @@ class Iteration(NamedTuple):
 
 def iteration_of(optimizer: Optimizer) -> Iteration | None:
     """The numbers that the bounds need; ``None`` for an optimizer that they are not about."""
-    if isinstance(optimizer, DessiLBI):
+    if steps_along_gradient(optimizer):
         found = numbers(optimizer)
         return Iteration(found.lr, found.nu, found.l2, outside(optimizer))
     if type(optimizer) is torch.optim.SGD:  # DessiLBI without a twin
