@@ -6,12 +6,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from path_problems import EPOCH, make, recorded, train
+from torch import nn
 
+from dessilbi.optim import DessiLBI, split_parameters
 from dessilbi.path import DEFAULT_ORDER, ORDERS, SCALES, PathRecorder, SolutionPath
 from dessilbi.path.orders import Groups, ranked_groups
 
 PATH = recorded()
 LAYERS = {layer.name: layer for layer in PATH.layers}
+ALONE = [(layer,) for layer in PATH.layers]
 MACS = {"conv.weight": 16.0, "up.weight": 16.0, "fc.weight": 1.0}
 
 densities = st.floats(0, 1)
@@ -53,7 +56,7 @@ def test_nested_and_within_budget(a, b, order, scale, floor):
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 700), st.floats(0, 5000), orders, scales)
 def test_budgets_by_brute_force(parameters, macs, order, scale):
-    ranked = ranked_groups(PATH, PATH.layers, order, scale)
+    ranked = ranked_groups(PATH, ALONE, order, scale)
     number = np.repeat(np.arange(3), [layer.groups for layer in PATH.layers])
 
     def brute(limit, cost):
@@ -164,25 +167,25 @@ def test_dual_on_the_threshold_scale_gives_back_the_support():
 
 
 def test_scales():
-    raw = Groups(PATH, PATH.layers, "norm").magnitude
-    rms = Groups(PATH, PATH.layers, "rms").magnitude
+    raw = Groups(PATH, ALONE, "norm").magnitude
+    rms = Groups(PATH, ALONE, "rms").magnitude
     sizes = np.repeat([x.group_size for x in PATH.layers], [x.groups for x in PATH.layers])
     assert np.allclose(rms, raw / np.sqrt(sizes))
-    relative = Groups(PATH, PATH.layers, "layer").magnitude
+    relative = Groups(PATH, ALONE, "layer").magnitude
     for layer in PATH.layers:
         assert np.mean(relative[layer.slice] ** 2) == pytest.approx(1, rel=1e-5)
 
 
 def test_groups_that_left_come_last_in_stay():
-    groups = Groups(PATH, PATH.layers, "rms")
+    groups = Groups(PATH, ALONE, "rms")
     assert np.array_equal(np.isfinite(groups.stay), groups.inside)
     assert (groups.stay[groups.inside] >= groups.entry[groups.inside]).all()
 
 
 def test_a_mixed_net_is_ranked_at_the_resolution_of_marks():
-    mixed = Groups(PATH, PATH.layers, "rms").entry
+    mixed = Groups(PATH, ALONE, "rms").entry
     assert (mixed[np.isfinite(mixed)] % EPOCH == 0).all()
-    exact = Groups(PATH, [LAYERS["conv.weight"]], "rms").entry
+    exact = Groups(PATH, [(LAYERS["conv.weight"],)], "rms").entry
     assert (exact[np.isfinite(exact)] % EPOCH != 0).any()
 
 
@@ -234,3 +237,91 @@ def test_the_default_order_exists():
 
 
 # ---------------------------------------------------------------------- multiply-adds
+
+
+# ---------------------------------------------------------------------- tied layers
+
+
+def recorded_mlp():
+    """Two layers whose neurons are a row of one and a column of the other, and one beside them."""
+    torch.manual_seed(0)
+    net = nn.ModuleDict({"fc": nn.Linear(3, 8), "proj": nn.Linear(8, 5), "out": nn.Linear(5, 6)})
+    neuron = {"tied": True, "group_dim": (0, 1), "penalty": "group_lasso"}
+    patterns = {"[fp]*": neuron, "out": {"penalty": "group_lasso"}}
+    opt = DessiLBI(split_parameters(net, patterns), lr=0.3, nu=3.0, lambd=0.3)
+    rec = PathRecorder(net, opt)
+    for step in range(6):
+        x = torch.randn(16, 3, generator=torch.Generator().manual_seed(step))
+        opt.zero_grad()
+        out = net["out"](net["proj"](net["fc"](x).relu()))
+        out.square().mean().backward()
+        opt.step()
+    rec.record(1)
+    return net, opt, rec.path
+
+
+NET, OPT, TIED = recorded_mlp()
+PARTS = ("fc.weight", "proj.weight")
+
+
+@pytest.mark.parametrize("order", sorted(set(ORDERS) - {"nested"}))
+@pytest.mark.parametrize("scale", SCALES)
+def test_tied_groups_are_kept_together_at_any_budget(order, scale):
+    before = None
+    for density in (0.0, 0.2, 0.3, 0.5, 0.8, 1.0):
+        mask = TIED.mask(density=density, order=order, scale=scale)
+        assert mask.names == tuple(layer.name for layer in TIED.layers)
+        rows, columns = mask["fc.weight"], mask["proj.weight"].T
+        assert torch.equal(rows.any(1), columns.any(1))
+        assert torch.equal(rows.any(1), rows.all(1))
+        assert torch.equal(columns.any(1), columns.all(1))
+        assert density == 0 or mask.density <= density
+        assert before is None or before.issubset(mask)
+        before = mask
+
+
+def test_tied_groups_are_ranked_by_their_joint_norm():
+    fc, proj, out = (NET[name].weight.detach() for name in ("fc", "proj", "out"))
+    joint = torch.sqrt(fc.square().sum(1) + proj.square().sum(0))
+    alone = out.norm(dim=1)
+    for scale, sizes in (("norm", (1, 1)), ("rms", (3 + 5, 5))):
+        strength = torch.cat([joint / sizes[0] ** 0.5, alone / sizes[1] ** 0.5])
+        ranked = strength.argsort(descending=True).tolist()
+        cost = [8] * 8 + [5] * 6
+        for parameters in range(0, 95, 3):
+            mask = TIED.mask(parameters=parameters, scale=scale, min_groups=0)
+            kept, spent = set(), 0
+            for group in ranked:
+                spent += cost[group]
+                if spent > parameters:
+                    break
+                kept.add(group)
+            found = [*mask["fc.weight"][:, 0].tolist(), *mask["out.weight"][:, 0].tolist()]
+            assert {i for i, inside in enumerate(found) if inside} == kept
+
+
+def test_the_support_of_tied_groups_comes_back_on_the_threshold_scale():
+    whole = TIED.density(1)
+    assert 0 < whole < 1
+    mask = TIED.mask(density=whole, order="dual", scale="threshold", min_groups=0)
+    assert mask == TIED.mask(epoch=1)
+    assert torch.equal(mask["fc.weight"], OPT.support(NET["fc"].weight))
+
+
+def test_budgets_and_floors_of_tied_layers_count_their_groups_once():
+    mask = TIED.mask(density=0, min_groups={"proj.weight": 3, "out.weight": 0})
+    assert int(mask["fc.weight"].any(1).sum()) == int(mask["proj.weight"].any(0).sum()) == 3
+    half = TIED.mask(per_layer={"fc.weight": 0.5}, density=1.0)
+    assert half.layer_densities() == {"fc.weight": 0.5, "proj.weight": 0.5, "out.weight": 1.0}
+    macs = {"fc.weight": 2.0, "proj.weight": 1.0, "out.weight": 1000.0}
+    mask = TIED.mask(macs=4 * (2 * 3 + 5), macs_per_weight=macs, layers=list(PARTS))
+    assert mask.layer_densities() == {"fc.weight": 0.5, "proj.weight": 0.5}
+    with pytest.raises(ValueError, match=r"per_layer must be the same for fc.weight, proj.weight"):
+        TIED.mask(per_layer={"fc.weight": 0.5, "proj.weight": 0.6}, density=1.0)
+
+
+def test_the_path_of_tied_layers_ranks_the_same_from_its_file(tmp_path):
+    TIED.save(tmp_path / "path.safetensors")
+    again = SolutionPath.load(tmp_path / "path.safetensors")
+    assert again.mask(density=0.4) == TIED.mask(density=0.4)
+    assert again.mask(density=0.4)["fc.weight"].any()

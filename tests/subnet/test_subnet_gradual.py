@@ -117,6 +117,34 @@ def test_a_dimension_counted_from_the_end() -> None:
     assert torch.equal(columns.any(0), columns.all(0))
 
 
+def test_tied_neurons_leave_with_the_weights_that_read_them() -> None:
+    """By the joint norm of a row of one matrix and a column of the next, half of each pair."""
+    torch.manual_seed(0)
+    net = nn.Sequential(*(nn.Linear(a, b) for a, b in ((3, 6), (6, 3), (3, 8), (8, 2))))
+    opt = torch.optim.SGD(net.parameters(), lr=0.0)
+    neuron = {"penalty": "group_lasso", "tied": True, "group_dim": (0, 1)}
+    pruning = GradualPruning(
+        *(net, opt, 0.5, 4, split_parameters(net, {"[01]": neuron, "[23]": neuron})),
+        begin=0.5,
+        end=0.5,
+    )
+    pairs = [[net[i].weight.detach().clone(), net[i + 1].weight.detach().T.clone()] for i in (0, 2)]
+    for _ in range(3):
+        net(torch.ones(1, 3)).sum().backward()
+        opt.step()
+    mask = pruning.mask
+    assert mask is not None
+    for i, both in zip((0, 2), pairs, strict=True):
+        rows, columns = mask[f"{i}.weight"], mask[f"{i + 1}.weight"].T
+        assert torch.equal(rows[:, 0], columns[:, 0])
+        assert torch.equal(rows.any(1), rows.all(1))
+        assert torch.equal(columns.any(1), columns.all(1))
+        norms = torch.cat(both, 1).norm(dim=1)
+        half = norms.topk(len(norms) // 2).indices
+        assert sorted(rows[:, 0].nonzero().flatten().tolist()) == sorted(half.tolist())
+    assert mask.density <= 0.5
+
+
 def test_resumed_pruning_is_the_same() -> None:
     options: dict[str, Any] = {"begin": 0.1, "end": 0.6, "every": 4}
     net, opt = net_and_sgd()

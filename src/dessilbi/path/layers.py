@@ -107,6 +107,14 @@ def make_layers(
     return tuple(layers)
 
 
+def tied_sets(layers: Iterable[Layer]) -> list[tuple[Layer, ...]]:
+    """Layers whose groups of equal number can only be kept together; most are alone."""
+    found: dict[str, list[Layer]] = {}
+    for layer in layers:
+        found.setdefault(layer.tied or layer.name, []).append(layer)
+    return [tuple(together) for together in found.values()]
+
+
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
     """An error message for a name that does not exist, with the nearest one that does."""
     known = list(known)

@@ -46,9 +46,15 @@ SCALES: tuple[str, ...] = get_args(Scale)
 
 
 class Groups:
-    """What can be said of the groups of some layers; every array has one entry a group."""
+    """What can be said of the groups of some layers; every array has one entry a group.
 
-    def __init__(self, path: SolutionPath, layers: Sequence[Layer], scale: Scale) -> None:
+    Groups of tied layers are one: their norms are joint, and what else is asked of them is the same
+    for all.
+    """
+
+    def __init__(
+        self, path: SolutionPath, layers: Sequence[tuple[Layer, ...]], scale: Scale
+    ) -> None:
         if scale not in SCALES:
             raise ValueError(unknown("scale", scale, SCALES))
         if path.ranking is None:
@@ -56,7 +62,8 @@ class Groups:
                 "groups can be ranked only after a recorded epoch, and this path "
                 f"{'was cut at one' if path.snapshots else 'has none'}; call record(epoch) first"
             )
-        self.path, self.layers, self.scale = path, layers, scale
+        self.path, self.sets, self.scale = path, layers, scale
+        self.layers = [first for first, *_ in layers]
         self.ranking = path.ranking
 
     @cached_property
@@ -121,16 +128,20 @@ class Groups:
     # ------------------------------------------------------------------ strengths
 
     def _scaled(self, what: Literal["W", "Gamma", "V"]) -> Floats:
-        return np.concatenate([self._of_layer(layer, what) for layer in self.layers])
+        return np.concatenate([self._of_set(tied, what) for tied in self.sets])
 
-    def _of_layer(self, layer: Layer, what: Literal["W", "Gamma", "V"]) -> Floats:
-        norms = np.nan_to_num(self._norms(layer, what), nan=0.0)  # a diverged weight comes last
+    def _of_set(self, tied: tuple[Layer, ...], what: Literal["W", "Gamma", "V"]) -> Floats:
+        layer, *others = tied
+        norms = self._norms(layer, what)
+        if others:
+            norms = np.linalg.norm([norms, *(self._norms(o, what) for o in others)], axis=0)
+        norms = np.nan_to_num(norms, nan=0.0)  # a diverged weight comes last
         divisor: Floats = np.ones(1, dtype=np.float32)
         if self.scale == "threshold":
             lambd = self.ranking.thresholds[layer.name]
             divisor = np.where(lambd > 0, lambd, divisor)
         elif self.scale == "rms":
-            divisor = divisor * np.sqrt(np.float32(layer.group_size))
+            divisor = divisor * np.sqrt(np.float32(sum(one.group_size for one in tied)))
         elif self.scale == "layer":
             divisor = np.sqrt(np.square(norms, dtype=np.float64).mean(keepdims=True))
         return np.divide(norms, np.where(divisor > 0, divisor, 1), dtype=np.float32)
@@ -187,12 +198,12 @@ _latest: WeakKeyDictionary[SolutionPath, tuple[Hashable, NDArray[np.int64]]] = W
 
 
 def ranked_groups(
-    path: SolutionPath, layers: Sequence[Layer], order: str, scale: Scale
+    path: SolutionPath, layers: Sequence[tuple[Layer, ...]], order: str, scale: Scale
 ) -> NDArray[np.int64]:
-    """The groups of some layers, numbered through these, best first."""
+    """The groups of some layers, tied ones together, numbered through these, best first."""
     if order not in ORDERS:
         raise ValueError(unknown("order", order, ORDERS))
-    names = tuple(layer.name for layer in layers)
+    names = tuple(layer.name for tied in layers for layer in tied)
     wanted: Hashable = (order, scale, names, path.step, len(path.snapshots))
     known, ranked = _latest.get(path, (None, None))
     if ranked is None or known != wanted:  # sorting millions of weights takes seconds

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from .layers import unknown
+from .layers import tied_sets, unknown
 from .mask import Mask, most_weights
 from .orders import Groups, ranked_groups
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .solution_path import SolutionPath
 
     Bits = NDArray[np.bool_]
+    Tied = tuple[Layer, ...]
 
 
 @dataclass(frozen=True)
@@ -63,21 +64,30 @@ class Budget:
         else:
             _check_density("per_layer", self.per_layer)
 
-    def of_layers(self, layers: Sequence[Layer]) -> dict[str, float]:
-        """Densities of the layers that have a budget of their own."""
+    def of_sets(self, sets: Sequence[Tied]) -> dict[int, float]:
+        """Densities of the layers that have a budget of their own, by the index of their set."""
         if self.per_layer is None:
             return {}
-        names = [layer.name for layer in layers]
+        names = [layer.name for tied in sets for layer in tied]
         if not isinstance(self.per_layer, Mapping):
-            return dict.fromkeys(names, self.per_layer)
+            return dict.fromkeys(range(len(sets)), self.per_layer)
         _check_names("per_layer", self.per_layer, names)
-        rest = [name for name in names if name not in self.per_layer]
-        if rest and self.density is self.parameters is self.macs is None:
-            raise ValueError(
-                f"per_layer does not name {rest[0]!r}; name it, give density= for the layers "
-                "without a budget of their own, or leave them out with layers="
-            )
-        return dict(self.per_layer)
+        own: dict[int, float] = {}
+        for i, tied in enumerate(sets):
+            given = [self.per_layer[one.name] for one in tied if one.name in self.per_layer]
+            if not given and self.density is self.parameters is self.macs is None:
+                raise ValueError(
+                    f"per_layer does not name {tied[0].name!r}; name it, give density= for the "
+                    "layers without a budget of their own, or leave them out with layers="
+                )
+            if any(density != given[0] for density in given):
+                raise ValueError(
+                    f"per_layer must be the same for {', '.join(one.name for one in tied)}, whose "
+                    f"groups are tied, got {given}; name one of them"
+                )
+            if given:
+                own[i] = given[0]
+        return own
 
     def shared(self, layers: Sequence[Layer]) -> float:
         """What the layers without a budget of their own may cost together."""
@@ -110,36 +120,38 @@ def select(
 ) -> Mask:
     """The mask that :meth:`SolutionPath.mask` describes."""
     chosen = _chosen(path, layers)
+    # What a nested run trained is ranked as it was trained: each layer for itself.
+    sets = [(layer,) for layer in chosen] if order == "nested" else tied_sets(chosen)
     default = 1 if budget.epoch is None else 0
-    floors = _floors(chosen, default if min_groups is None else min_groups, default)
+    floors = _floors(sets, default if min_groups is None else min_groups, default)
     if budget.epoch is not None:
         support = path.support(budget.epoch)
         if not any(floors):
             return Mask({layer.name: support[layer.name] for layer in chosen})
-        ranked = ranked_groups(path, chosen, order, scale)
-        kept = _floor_groups(chosen, ranked, floors)
-        mask = _as_mask(chosen, kept)
+        ranked = ranked_groups(path, sets, order, scale)
+        kept = _floor_groups(sets, ranked, floors)
+        mask = _as_mask(sets, kept)
         return mask | Mask({layer.name: support[layer.name] for layer in chosen})
 
-    own = budget.of_layers(chosen)
-    ranked = ranked_groups(path, chosen, order, scale)
-    kept = _floor_groups(chosen, ranked, floors)
-    number, ranks = _numbers(chosen), None
+    own = budget.of_sets(sets)
+    ranked = ranked_groups(path, sets, order, scale)
+    kept = _floor_groups(sets, ranked, floors)
+    number, ranks = _numbers(sets), None
     if order == "nested" and path.ranking is not None and path.ranking.dependents is not None:
-        ranks = Groups(path, chosen, scale).budget_rank
-    for i, layer in enumerate(chosen):
-        if layer.name in own:
-            mine, limit = ranked[number[ranked] == i], most_weights(own[layer.name], layer.numel)
-            _fill(kept, mine, np.full(layer.groups, float(layer.group_size)), limit, ranks)
-    others = [i for i, layer in enumerate(chosen) if layer.name not in own]
+        ranks = Groups(path, sets, scale).budget_rank
+    for i, density in own.items():
+        mine, size = ranked[number[ranked] == i], sum(layer.group_size for layer in sets[i])
+        limit = most_weights(density, size * len(mine))
+        _fill(kept, mine, np.full(len(mine), float(size)), limit, ranks)
+    others = [i for i in range(len(sets)) if i not in own]
     if others:
         mine = ranked[np.isin(number[ranked], others)]
         costs = np.array(
-            [budget.cost(layer) if i in others else 0 for i, layer in enumerate(chosen)]
+            [sum(map(budget.cost, tied)) if i in others else 0 for i, tied in enumerate(sets)]
         )
-        shared = budget.shared([chosen[i] for i in others])
+        shared = budget.shared([layer for i in others for layer in sets[i]])
         _fill(kept, mine, costs[number[mine]], shared, ranks)
-    return _with_dependents(path, chosen, kept) if order == "nested" else _as_mask(chosen, kept)
+    return _with_dependents(path, chosen, kept) if order == "nested" else _as_mask(sets, kept)
 
 
 def _fill(
@@ -167,26 +179,30 @@ def _fill(
     kept[taken] = True
 
 
-def _floor_groups(
-    layers: Sequence[Layer], ranked: NDArray[np.int64], floors: Sequence[int]
-) -> Bits:
+def _floor_groups(sets: Sequence[Tied], ranked: NDArray[np.int64], floors: Sequence[int]) -> Bits:
     """The best groups of each layer, which do not depend on the budget."""
     kept = np.zeros(len(ranked), dtype=np.bool_)
-    number = _numbers(layers)[ranked]
+    number = _numbers(sets)[ranked]
     for i, min_groups in enumerate(floors):
         if min_groups:
             kept[ranked[np.flatnonzero(number == i)[:min_groups]]] = True
     return kept
 
 
-def _numbers(layers: Sequence[Layer]) -> NDArray[np.int64]:
-    """The index of each group's layer."""
-    return np.repeat(np.arange(len(layers)), [layer.groups for layer in layers])
+def _numbers(sets: Sequence[Tied]) -> NDArray[np.int64]:
+    """The index of each group's set of tied layers."""
+    return np.repeat(np.arange(len(sets)), [first.groups for first, *_ in sets])
 
 
-def _as_mask(layers: Sequence[Layer], kept: Bits) -> Mask:
-    parts = torch.split(torch.from_numpy(kept), [layer.groups for layer in layers])
-    return Mask({layer.name: layer.expand(p) for layer, p in zip(layers, parts, strict=True)})
+def _as_mask(sets: Sequence[Tied], kept: Bits) -> Mask:
+    parts = torch.split(torch.from_numpy(kept), [first.groups for first, *_ in sets])
+    return Mask(
+        {
+            layer.name: layer.expand(part)
+            for tied, part in zip(sets, parts, strict=True)
+            for layer in tied
+        }
+    )
 
 
 def _with_dependents(path: SolutionPath, layers: Sequence[Layer], kept: Bits) -> Mask:
@@ -195,7 +211,7 @@ def _with_dependents(path: SolutionPath, layers: Sequence[Layer], kept: Bits) ->
     inside[np.concatenate([np.arange(one.slice.start, one.slice.stop) for one in layers])] = kept
     dependents = (path.ranking and path.ranking.dependents) or {}
     others = {name: torch.from_numpy(inside[groups]) for name, groups in dependents.items()}
-    return Mask({**_as_mask(layers, kept).tensors, **others})
+    return Mask({**_as_mask([(layer,) for layer in layers], kept).tensors, **others})
 
 
 def _chosen(path: SolutionPath, names: Sequence[str] | None) -> tuple[Layer, ...]:
@@ -208,17 +224,18 @@ def _chosen(path: SolutionPath, names: Sequence[str] | None) -> tuple[Layer, ...
 
 
 def _floors(
-    layers: Sequence[Layer], min_groups: int | Mapping[str, int], default: int
+    sets: Sequence[Tied], min_groups: int | Mapping[str, int], default: int
 ) -> tuple[int, ...]:
     if isinstance(min_groups, Mapping):
-        _check_names("min_groups", min_groups, [layer.name for layer in layers])
-        by_layer = [min_groups.get(layer.name, default) for layer in layers]
+        names = [layer.name for tied in sets for layer in tied]
+        _check_names("min_groups", min_groups, names)
+        by_set = [max(min_groups.get(layer.name, default) for layer in tied) for tied in sets]
     else:
-        by_layer = [min_groups] * len(layers)
-    for value in by_layer:
+        by_set = [min_groups] * len(sets)
+    for value in by_set:
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise ValueError(f"min_groups must be a number of groups >= 0, got {value!r}")
-    return tuple(by_layer)
+    return tuple(by_set)
 
 
 def _check_names(argument: str, given: Mapping[str, object], names: Sequence[str]) -> None:

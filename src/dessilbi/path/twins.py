@@ -63,7 +63,7 @@ def layers_of(opt: TwinOptimizer, params: dict[str, Tensor]) -> tuple[Layer, ...
 
 def layers_of_groups(groups: Sequence[Mapping[str, Any]]) -> tuple[Layer, ...]:
     """The layers that :func:`split_parameters` gives a twin, whichever optimizer trains them."""
-    return make_layers(
+    layers = make_layers(
         (
             name,
             tuple(p.shape),
@@ -73,3 +73,10 @@ def layers_of_groups(groups: Sequence[Mapping[str, Any]]) -> tuple[Layer, ...]:
         if group["penalty"] is not None
         for (name, p), dim in zip(group["params"], dims_of(group), strict=True)
     )
+    tied = {
+        name: group["params"][0][0]
+        for group in groups
+        if group.get("tied", False) and len(group["params"]) > 1
+        for name, _ in group["params"]
+    }
+    return tuple(replace(layer, tied=tied.get(layer.name)) for layer in layers)

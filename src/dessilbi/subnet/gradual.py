@@ -9,6 +9,7 @@ import torch
 from dessilbi.graph.names import named_weights
 from dessilbi.optim.hooks import Attached
 from dessilbi.path import Mask
+from dessilbi.path.layers import tied_sets
 from dessilbi.path.mask import most_weights
 from dessilbi.path.twins import layers_of_groups
 
@@ -124,16 +125,19 @@ def best_groups(
     ranking: Sequence[Tensor], layers: Sequence[Layer], density: float, min_groups: int
 ) -> Mask:
     """The groups with the largest numbers that a density has room for, and each layer's best."""
-    flat = [score.flatten().cpu().clone() for score in ranking]
+    by_name = {layer.name: score for layer, score in zip(layers, ranking, strict=True)}
+    sets = tied_sets(layers)  # the groups of which are kept or not as one
+    flat = [by_name[first.name].flatten().cpu().clone() for first, *_ in sets]
     for score in flat:
         score[score.topk(min(min_groups, len(score))).indices] = torch.inf
-    counts = [layer.groups for layer in layers]
-    cost = torch.repeat_interleave(
-        torch.tensor([layer.group_size for layer in layers]), torch.tensor(counts)
-    )
+    counts = [first.groups for first, *_ in sets]
+    sizes = [sum(layer.group_size for layer in tied) for tied in sets]
+    cost = torch.repeat_interleave(torch.tensor(sizes), torch.tensor(counts))
     ranked = torch.argsort(torch.cat(flat), descending=True, stable=True)
     room = cost[ranked].cumsum(0) <= most_weights(density, sum(layer.numel for layer in layers))
     kept = torch.cat(flat) == torch.inf
     kept[ranked[room]] = True
     parts = torch.split(kept, counts)
-    return Mask({layer.name: layer.expand(p) for layer, p in zip(layers, parts, strict=True)})
+    return Mask(
+        {layer.name: layer.expand(p) for tied, p in zip(sets, parts, strict=True) for layer in tied}
+    )

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from dessilbi.path.layers import tied_sets
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -23,7 +25,7 @@ def scores(
     per_layer: bool | None = None,
     prices: Mapping[str, float] = MappingProxyType({}),
 ) -> list[Tensor]:
-    """By layer, a number >= 0 for each group; larger is kept longer.
+    """By layer, a number >= 0 for each group; larger is kept longer. Tied groups have the same.
 
     Args:
         weights: by the layer's name.
@@ -36,10 +38,23 @@ def scores(
     """
     if per_layer is None:
         per_layer = any(layer.exact for layer in layers)
-    found = [
-        _magnitudes(weights[layer.name], layer) / prices.get(layer.name, 1.0) for layer in layers
+    found: dict[str, Tensor] = {}
+    for tied in tied_sets(layers):
+        score = _joint([_magnitudes(weights[layer.name], layer) for layer in tied], tied)
+        score = score / (sum(prices.get(layer.name, 1.0) for layer in tied) / len(tied))
+        found |= {layer.name: rank_shares(score) if per_layer else score for layer in tied}
+    return [found[layer.name] for layer in layers]
+
+
+def _joint(magnitudes: list[Tensor], tied: Sequence[Layer]) -> Tensor:
+    """Root mean squares of the weights of tied groups, from those of the layers."""
+    if len(tied) == 1:
+        return magnitudes[0]
+    size = sum(layer.group_size for layer in tied)
+    squares = [
+        m.square() * (layer.group_size / size) for m, layer in zip(magnitudes, tied, strict=True)
     ]
-    return [rank_shares(one) for one in found] if per_layer else found
+    return torch.stack(squares).sum(0).sqrt()
 
 
 def _magnitudes(W: Tensor, layer: Layer) -> Tensor:

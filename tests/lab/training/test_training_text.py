@@ -19,6 +19,7 @@ from dessilbi.lab.analysis.subnetworks import open_path
 from dessilbi.lab.data import batches, load_dataset
 from dessilbi.lab.models import make_model
 from dessilbi.lab.run.config import Config, DataConfig, ModelConfig, OptimizerConfig, ScheduleConfig
+from dessilbi.lab.run.methods import GradualPruning
 from dessilbi.lab.run.options import RunOptions
 from dessilbi.lab.run.recipes import find_recipe
 from dessilbi.lab.training.build import fresh_network, load_data
@@ -26,6 +27,7 @@ from dessilbi.lab.training.evaluate import BATCH, evaluate
 from dessilbi.lab.training.loop import train
 from dessilbi.lab.training.optimizers import twin_groups
 from dessilbi.lab.training.terminal import TerminalDisplay
+from dessilbi.path import Mask
 from lab_runs import Crash, CrashAt, assert_same_run, weights_of
 
 if TYPE_CHECKING:
@@ -126,6 +128,35 @@ def test_the_path_knows_that_a_row_and_a_column_enter_together(run: RunDir) -> N
         rows, columns = (support[f"blocks.{i}.mlp.{name}.weight"] for name in ("fc", "proj"))
         assert torch.equal(rows.any(1), columns.any(0))
         assert 0 < rows.float().mean() < 1
+
+
+@pytest.mark.parametrize("density", [0.1, 0.5])
+def test_a_subnetwork_of_a_budget_has_whole_neurons(run: RunDir, density: float) -> None:
+    mask = open_path(run).mask(density=density)
+    assert 0.9 * density < mask.density <= density
+    assert_whole_neurons(mask)
+
+
+def test_pruning_by_size_leaves_whole_neurons(folder: Path, tmp_path: Path) -> None:
+    config = replace(
+        TEXT,
+        optimizer=OptimizerConfig(name="adamw", lr=0.01),
+        method=GradualPruning(density=0.25, begin=0.5, end=0.5),
+    )
+    pruned = train(config, RunOptions(runs=tmp_path, data_dir=folder))
+    weights = weights_of(pruned)
+    mask = Mask({n: w != 0 for n, w in weights.items() if ".mlp." in n})
+    assert mask.density == 0.25
+    assert_whole_neurons(mask)
+    assert all(bool(w.all()) for n, w in weights.items() if ".mlp." not in n)
+
+
+def assert_whole_neurons(mask: Mask) -> None:
+    """A row of one matrix for each column of the other, and no other weight."""
+    for i in range(2):
+        rows, columns = mask[f"blocks.{i}.mlp.fc.weight"], mask[f"blocks.{i}.mlp.proj.weight"].T
+        assert torch.equal(rows, rows[:, :1].expand_as(rows))
+        assert torch.equal(columns, rows)
 
 
 def test_a_network_from_elsewhere_may_know_its_groups() -> None:
