@@ -104,7 +104,7 @@ def test_an_interrupted_run_ends_bit_for_bit_the_same(
 
 def test_a_neuron_is_a_row_and_a_column_and_nothing_else_has_a_twin() -> None:
     model = make_model("char-gpt-tiny", num_classes=9, in_channels=0, input_size=8)
-    dense, *neurons = twin_groups(model, OptimizerConfig(init_scaled=2.0))
+    dense, *neurons = twin_groups(model, OptimizerConfig())
     assert dense["penalty"] is None
     assert len(neurons) == len(model.blocks)
     for i, group in enumerate(neurons):
@@ -113,7 +113,6 @@ def test_a_neuron_is_a_row_and_a_column_and_nothing_else_has_a_twin() -> None:
         assert group["tied"] is True
         assert group["group_dim"] == (0, 1)
         assert row.shape[0] == column.shape[1] == 64
-        assert (group["lambd"], group["lambd_scale"]) == (2.0, "init")
     names = {name for group in (dense, *neurons) for name, _ in group["params"]}
     assert names == {name for name, _ in model.named_parameters()}
 
@@ -220,8 +219,9 @@ def test_the_terminal_shows_losses(folder: Path, tmp_path: Path) -> None:
         assert line.split()[:-1] == [f"{r['epoch']}/3", *(f"{r[name]:.4f}" for name in names)]
 
 
-def test_the_recipe_is_two_thousand_steps_of_twelve_windows() -> None:
-    config = find_recipe("char-gpt")
+@pytest.mark.parametrize("name", ["char-gpt", "char-gpt-adamw"])
+def test_the_recipe_is_two_thousand_steps_of_twelve_windows(name: str) -> None:
+    config = find_recipe(name)
     assert config.data.images is not None
     assert config.epochs * config.data.images / config.batch_size == 2000
     assert config.schedule.warmup * config.data.images / config.batch_size == 100
