@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dessilbi.optim import DessiLBI, split_parameters
+from dessilbi.optim import DessiLBI, SplitLBI, TwinOptimizer, split_parameters
 from dessilbi.optim._reference import Reference
 from dessilbi.optim.native import KernelBuildError, library
 from dessilbi.optim.prox import resolve_penalty
@@ -154,10 +154,17 @@ class SmallNet(nn.Module):
         return self.fc(torch.tanh(self.conv2(x)).flatten(1))
 
 
-def split_net(net: SmallNet, options: dict[str, Any]) -> DessiLBI:
-    """An optimizer whose Gamma is neither empty nor full after a few steps."""
+def split_net(net: SmallNet, options: dict[str, Any]) -> TwinOptimizer:
+    """An optimizer whose Gamma is neither empty nor full after a few steps.
+
+    ``base="adamw"`` among the options is a twin around AdamW.
+    """
     groups = split_parameters(net, {"fc": {"lambd": 0.1}})
-    return DessiLBI(groups, **{**LIVELY, **options})
+    given = {**LIVELY, **options}
+    if given.pop("base", "sgd") == "adamw":
+        adamw = torch.optim.AdamW(groups, lr=given.pop("lr"), weight_decay=0.1)
+        return SplitLBI(adamw, **given)
+    return DessiLBI(groups, **given)
 
 
 def make_batch(step: int) -> tuple[Tensor, Tensor]:

@@ -6,10 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from contract_problems import LIVELY, make_grads, make_params, make_reference, needs_compiler
+from contract_problems import (
+    LIVELY,
+    make_grads,
+    make_params,
+    make_reference,
+    needs_compiler,
+    set_grads,
+    state_of,
+)
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from dessilbi.optim import DessiLBI
+from dessilbi.optim import DessiLBI, SplitLBI
 from dessilbi.optim._fused import compiled
 from dessilbi.optim._step import Item, Options, Twin
 from dessilbi.optim.prox import GroupLasso, Lasso
@@ -102,6 +110,33 @@ def test_float_lr_is_also_right_when_compiled() -> None:
         eager.step()
     for p, q in zip(params, copies, strict=True):
         torch.testing.assert_close(p, q, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("fused", [None, True])
+@pytest.mark.parametrize("base", ["sgd", "adamw"])
+def test_a_twin_around_a_compiled_base(base: str, fused: bool | None) -> None:
+    """The base's step is compiled; the coupling is not, and keeps its state."""
+    found = []
+    for compiles in (True, False):
+        torch._dynamo.reset()
+        params = make_params()
+        if base == "sgd":
+            inner: torch.optim.Optimizer = torch.optim.SGD(
+                params.items(), lr=0.1, momentum=0.9, weight_decay=0.1
+            )
+        else:
+            inner = torch.optim.AdamW(params.items(), lr=0.1, foreach=False)
+        opt = SplitLBI(inner, nu=2.0, lambd=0.3, fused=fused)
+        counter = CompileCounterWithBackend("eager")
+        step = torch.compile(opt.step, backend=counter) if compiles else opt.step
+        for k in range(5):
+            set_grads(params.values(), k)
+            step()
+        assert (counter.frame_count > 0) == compiles
+        found.append({key: t for key, t in state_of(opt).items() if not key.endswith("step")})
+    assert {"0.v", "1.v"} <= found[0].keys() == found[1].keys()
+    for key, tensor in found[1].items():
+        torch.testing.assert_close(found[0][key], tensor, rtol=1e-5, atol=1e-5, msg=key)
 
 
 def test_compiled_fused_path_equals_the_reference() -> None:

@@ -45,9 +45,12 @@ FSDP_OPTIONS: dict[str, dict[str, Any]] = {
     "size": {"lambd_scale": "size", "lambd": 0.06},
     "foreach": {"foreach": True, "momentum": 0.9},
     "tensor_lr": {"lr": torch.tensor(0.1, dtype=torch.float64)},
+    "adamw": {"base": "adamw"},
+    "adamw_init": {"base": "adamw", "lambd_scale": "init", "lambd": 0.2},
 }
 if has_compiler():
     FSDP_OPTIONS["fused"] = {"fused": True, "momentum": 0.9, "weight_decay": 0.01}
+    FSDP_OPTIONS["fused_adamw"] = {"fused": True, "base": "adamw"}
     FSDP_OPTIONS["fused_init"] = {"fused": True, "lambd_scale": "init", "lambd": 0.2}
 
 

@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from contract_problems import IMPLEMENTATIONS, LIVELY, make_grads, make_params, make_reference
+from contract_problems import (
+    IMPLEMENTATIONS,
+    LIVELY,
+    assert_same,
+    make_grads,
+    make_params,
+    make_reference,
+    state_of,
+)
 from torch.optim import lr_scheduler as torch_schedulers
 from torch.optim.lr_scheduler import (
     ChainedScheduler,
@@ -27,14 +35,16 @@ from torch.optim.lr_scheduler import (
 )
 from torch.optim.swa_utils import SWALR
 
-from dessilbi.optim import DessiLBI
+from dessilbi.optim import DessiLBI, SplitLBI, TwinOptimizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from torch.optim import Optimizer
+
 STEPS = 10
 
-SCHEDULERS: dict[str, Callable[[DessiLBI], Any]] = {
+SCHEDULERS: dict[str, Callable[[Optimizer], Any]] = {
     "LambdaLR": lambda o: LambdaLR(o, lambda k: k / 4),  # starts at lr 0
     "MultiplicativeLR": lambda o: MultiplicativeLR(o, lambda k: 0.9),
     "StepLR": lambda o: StepLR(o, step_size=3, gamma=0.5),
@@ -157,3 +167,48 @@ def test_scheduler_resumes_with_its_optimizer() -> None:
             s.step()
         assert opt.param_groups[0]["lr"] == other.param_groups[0]["lr"]
         assert opt.param_groups[0]["momentum"] == other.param_groups[0]["momentum"]
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_a_scheduler_moves_a_twin_and_its_base(name: str) -> None:
+    """Given to either of them, and with the betas of AdamW where it cycles them."""
+    found = []
+    for inside in (True, False):
+        params = make_params()
+        base = torch.optim.AdamW(params.items(), lr=0.05)
+        opt = SplitLBI(base, nu=1.0, lambd=0.3)
+        scheduler = SCHEDULERS[name](base if inside else opt)
+        lrs = []
+        for k in range(STEPS):
+            lrs.append(float(opt.param_groups[0]["lr"]))
+            for p, grad in zip(params.values(), make_grads(params.values(), k), strict=True):
+                p.grad = grad
+            opt.step()
+            scheduler.step(*([1.0] if isinstance(scheduler, ReduceLROnPlateau) else []))
+        found.append((lrs, state_of(opt)))
+    assert len(set(found[0][0])) > 1
+    assert found[0][0] == found[1][0]
+    assert_same(found[0][1], found[1][1])
+
+
+NOT_DRY = {"ReduceLROnPlateau"}  # depends on the losses
+
+
+@pytest.mark.parametrize("name", SCHEDULERS.keys() - NOT_DRY)
+@pytest.mark.parametrize("base", [None, "adamw"])
+def test_the_coupling_time_is_that_of_the_scheduled_rates(name: str, base: str | None) -> None:
+    """And asking for it leaves the schedule where it is."""
+    opt: TwinOptimizer = DessiLBI(make_params().items(), lr=0.05, momentum=0.9, tau=4.0)
+    if base is not None:
+        opt = SplitLBI(torch.optim.AdamW(make_params().items(), lr=0.05), tau=4.0)
+    scheduler = SCHEDULERS[name](opt)
+    opt.set_coupling_time(steps=STEPS, scheduler=scheduler)
+    total = 0.0
+    for k in range(STEPS):
+        total += float(opt.param_groups[0]["lr"])
+        for group in opt.param_groups:
+            for p, grad in zip(group["params"], make_grads(group["params"], k), strict=True):
+                p.grad = grad
+        opt.step()
+        scheduler.step()
+    assert total / opt.param_groups[0]["nu"] == pytest.approx(4.0, rel=1e-12)

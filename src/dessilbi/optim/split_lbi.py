@@ -41,7 +41,8 @@ class SplitLBI(TwinOptimizer):
     Around :class:`torch.optim.SGD` that is :class:`DessiLBI`, to rounding. The base's parameter
     groups are ours: schedulers, ``add_param_group`` and options act on both. V lies beside the
     base's own state, so that one ``state_dict`` holds both, and methods that only the base has
-    (``train`` and ``eval`` of a schedule-free one) are reached through this one.
+    (``train`` and ``eval`` of a schedule-free one) are reached through this one. Under
+    ``torch.compile`` the step of the base is compiled, the coupling is not: take ``fused=True``.
 
     Args:
         base: an optimizer that takes its gradients from ``p.grad``. What its parameter groups say
@@ -200,6 +201,19 @@ class SplitLBI(TwinOptimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        fresh, given = self._step_twins()
+        try:
+            self.base.step()
+        finally:
+            for p, grad in given:
+                p.grad = grad
+        self._begin(fresh)
+        return loss
+
+    # torch.compile compiles the step of the base alone: state that is made while it traces is lost.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _step_twins(self) -> tuple[dict[Tensor, dict[str, Any]], list[tuple[Tensor, Tensor]]]:
+        """The coupling; returns the state of twins that begin, and gradients that were changed."""
         # Most optimizers take a parameter without state for one that has not been stepped: the
         # twins that begin wait until the base has begun.
         fresh: dict[Tensor, dict[str, Any]] = {}
@@ -224,15 +238,13 @@ class SplitLBI(TwinOptimizer):
                 assert p.grad is not None
                 given.append((p, p.grad))
                 p.grad = p.grad.add(W.sub_(p), alpha=-decay if group["maximize"] else decay)
-        try:
-            self.base.step()
-        finally:
-            for p, grad in given:
-                p.grad = grad
+        return fresh, given
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _begin(self, fresh: dict[Tensor, dict[str, Any]]) -> None:
         for p, own in fresh.items():
             self._refuse_a_clash(self.state[p].keys() & own.keys())
             self.state[p].update(own)
-        return loss
 
     def _refuse_a_clash(self, keys: Iterable[str]) -> None:
         for key in keys:
@@ -254,7 +266,7 @@ class SplitLBI(TwinOptimizer):
             maximize=False,
         )
         items = localize(items, options.kappa)
-        if self.fused and not torch.compiler.is_compiling():
+        if self.fused:
             from ._fused import fused
 
             fused(items, options)
@@ -270,7 +282,6 @@ class SplitLBI(TwinOptimizer):
         frozen_duals: list[Tensor],
         fresh: dict[Tensor, dict[str, Any]],
     ) -> None:
-        # torch.compile runs this method, by its name, outside of the traced graph.
         self._check_changed(group)
         for p in group["params"]:
             self._check_fit(p, group)

@@ -63,9 +63,7 @@ class PathRecorder(Attached):
         nested: NestedRun | None = None,
     ) -> None:
         if not isinstance(opt, TwinOptimizer):
-            raise TypeError(
-                f"opt must be a DessiLBI or SplitLBI optimizer, got {type(opt).__name__}"
-            )
+            raise TypeError(f"opt must be a DessiLBI or SplitLBI optimizer, got {_described(opt)}")
         self._opt, self._nested = opt, nested
         self._params = twins_by_name(model, opt)
         layers = layers_of(opt, self._params)
@@ -166,6 +164,11 @@ class PathRecorder(Attached):
             )
         )
         path.ranking = make_ranking(path.layers, measured, self._nested)
+
+
+def _described(opt: object) -> str:
+    wraps = isinstance(getattr(opt, "optimizer", None), TwinOptimizer)
+    return type(opt).__name__ + ("; it wraps one: opt.optimizer" if wraps else "")
 
 
 def _check_same_layers(recorded: tuple[Layer, ...], present: tuple[Layer, ...]) -> None:
