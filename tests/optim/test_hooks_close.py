@@ -18,7 +18,9 @@ FOLLOWERS: dict[str, Callable[[nn.Module, DessiLBI], Any]] = {
     "recorder": PathRecorder,
     "held mask": lambda net, opt: HeldMask(net, Mask.magnitude(net, 0.5), opt),
     "frozen support": FrozenSupport,
-    "pruning": lambda net, opt: GradualPruning(net, opt, 0.5, 9, split_parameters(net)),
+    "pruning": lambda net, opt: GradualPruning(
+        net, opt, 9, density=0.5, param_groups=split_parameters(net)
+    ),
     "monitor": lambda net, opt: LyapunovMonitor(opt, lambda: net.weight.sum()),
 }
 

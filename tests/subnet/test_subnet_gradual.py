@@ -11,9 +11,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from dessilbi import DessiLBI, SplitLBI, split_parameters
-from dessilbi.path.layers import make_layers
 from dessilbi.subnet import FrozenSupport, GradualPruning
-from dessilbi.subnet.gradual import best_groups
 
 if TYPE_CHECKING:
     from dessilbi.optim import TwinOptimizer
@@ -40,7 +38,9 @@ def steps(net: nn.Module, opt: torch.optim.Optimizer, start: int, stop: int) -> 
 
 def test_the_schedule_is_the_cubic() -> None:
     net, opt = net_and_sgd()
-    pruning = GradualPruning(net, opt, 0.1, 100, split_parameters(net), begin=0.2, end=0.7)
+    pruning = GradualPruning(
+        net, opt, 100, density=0.1, param_groups=split_parameters(net), begin=0.2, end=0.7
+    )
     assert [pruning.target(t) for t in (0, 19)] == [1.0, 1.0]
     assert pruning.target(20) == 1.0
     # Zhu and Gupta: s_t = s_f + (s_i - s_f) (1 - (t - t0) / (n dt))^3, in sparsity
@@ -58,7 +58,9 @@ def test_density_falls_to_the_target_and_zeros_stay(batchnorm: bool) -> None:
         net.insert(1, nn.BatchNorm2d(8))
         nn.init.ones_(net[1].bias)  # where ReLU lets it through
         opt = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3)
-    pruning = GradualPruning(net, opt, 0.2, 60, split_parameters(net), begin=0.1, end=0.6, every=5)
+    pruning = GradualPruning(
+        net, opt, 60, density=0.2, param_groups=split_parameters(net), begin=0.1, end=0.6, every=5
+    )
     densities, before = [], None
     for step in range(60):
         steps(net, opt, step, step + 1)
@@ -80,7 +82,9 @@ def test_density_falls_to_the_target_and_zeros_stay(batchnorm: bool) -> None:
 
 def test_prune_once_and_fine_tune() -> None:
     net, opt = net_and_sgd()
-    pruning = GradualPruning(net, opt, 0.3, 20, split_parameters(net), begin=0.5, end=0.5)
+    pruning = GradualPruning(
+        net, opt, 20, density=0.3, param_groups=split_parameters(net), begin=0.5, end=0.5
+    )
     steps(net, opt, 0, 9)
     assert pruning.mask is None
     steps(net, opt, 9, 10)
@@ -93,7 +97,9 @@ def test_prune_once_and_fine_tune() -> None:
 
 def test_pruned_from_the_start() -> None:
     net, opt = net_and_sgd()
-    pruning = GradualPruning(net, opt, 0.3, 20, split_parameters(net), begin=0.0, end=0.0)
+    pruning = GradualPruning(
+        net, opt, 20, density=0.3, param_groups=split_parameters(net), begin=0.0, end=0.0
+    )
     steps(net, opt, 0, 1)
     first = pruning.mask
     assert first is not None
@@ -108,7 +114,7 @@ def test_a_dimension_counted_from_the_end() -> None:
         net, opt = net_and_sgd()
         options = {"3": {"penalty": "group_lasso", "group_dim": dim}}
         groups = split_parameters(net, options, exclude=("0",))
-        pruning = GradualPruning(net, opt, 0.3, 4, groups, begin=0.5, end=0.5)
+        pruning = GradualPruning(net, opt, 4, density=0.3, param_groups=groups, begin=0.5, end=0.5)
         steps(net, opt, 0, 2)
         assert pruning.mask is not None
         masks.append(pruning.mask)
@@ -124,7 +130,9 @@ def test_tied_neurons_leave_with_the_weights_that_read_them() -> None:
     opt = torch.optim.SGD(net.parameters(), lr=0.0)
     neuron = {"penalty": "group_lasso", "tied": True, "group_dim": (0, 1)}
     pruning = GradualPruning(
-        *(net, opt, 0.5, 4, split_parameters(net, {"[01]": neuron, "[23]": neuron})),
+        *(net, opt, 4),
+        density=0.5,
+        param_groups=split_parameters(net, {"[01]": neuron, "[23]": neuron}),
         begin=0.5,
         end=0.5,
     )
@@ -148,29 +156,22 @@ def test_tied_neurons_leave_with_the_weights_that_read_them() -> None:
 def test_resumed_pruning_is_the_same() -> None:
     options: dict[str, Any] = {"begin": 0.1, "end": 0.6, "every": 4}
     net, opt = net_and_sgd()
-    GradualPruning(net, opt, 0.2, 40, split_parameters(net), **options)
+    GradualPruning(net, opt, 40, density=0.2, param_groups=split_parameters(net), **options)
     steps(net, opt, 0, 40)
     half, half_opt = net_and_sgd()
-    before = GradualPruning(half, half_opt, 0.2, 40, split_parameters(half), **options)
+    before = GradualPruning(
+        half, half_opt, 40, density=0.2, param_groups=split_parameters(half), **options
+    )
     steps(half, half_opt, 0, 15)
     again, again_opt = net_and_sgd()
     again.load_state_dict(half.state_dict())
     again_opt.load_state_dict(half_opt.state_dict())
-    after = GradualPruning(again, again_opt, 0.2, 40, split_parameters(again), **options)
+    after = GradualPruning(
+        again, again_opt, 40, density=0.2, param_groups=split_parameters(again), **options
+    )
     after.load_state_dict(before.state_dict())
     steps(again, again_opt, 15, 40)
     assert all(torch.equal(a, b) for a, b in zip(net.parameters(), again.parameters(), strict=True))
-
-
-def test_best_groups_keeps_a_floor_and_the_budget() -> None:
-    layers = make_layers([("a", (10, 10), None), ("b", (5, 4), 0)])
-    scores = [torch.arange(100.0).reshape(10, 10) + 10, torch.arange(5.0) / 10]
-    mask = best_groups(scores, layers, 0.25, min_groups=1)
-    assert mask["b"].sum() == 4  # the floor: one whole group
-    assert mask["b"][4].all()
-    assert mask.kept <= 30
-    assert mask["a"].flatten()[-26:].all()
-    assert not mask["a"].flatten()[:-26].any()
 
 
 @pytest.mark.parametrize(
@@ -184,7 +185,7 @@ def test_best_groups_keeps_a_floor_and_the_budget() -> None:
 def test_bad_schedules(options: dict[str, Any], message: str) -> None:
     net, opt = net_and_sgd()
     with pytest.raises(ValueError, match=message):
-        GradualPruning(net, opt, 0.5, 10, split_parameters(net), **options)
+        GradualPruning(net, opt, 10, density=0.5, param_groups=split_parameters(net), **options)
 
 
 # ---------------------------------------------------------------------- frozen support

@@ -80,7 +80,8 @@ def _usage() -> str:
         "usage: dessilbi train RECIPE [method:NAME] [--with NAME] [options]\n\n"
         f"recipes:\n{_listed({name: _first_line(made) for name, made in RECIPES.items()})}\n\n"
         f"methods:\n{_listed(methods)}\n\n"
-        "  --nested is short for the recipe's own nested method, or method:nested-weights\n\n"
+        "  --nested is short for the recipe's own nested method, or method:nested-weights\n"
+        "  --density 0.1 (or --macs 0.5) trains to a budget: short for method:gradual-pruning\n\n"
         f"--with NAME trains the recipe with another optimizer: {', '.join(OPTIMIZERS)}\n\n"
         "`dessilbi train RECIPE --help` lists every option with the recipe's value, and\n"
         "`dessilbi train RECIPE method:NAME --help` those of a method."
@@ -114,6 +115,11 @@ def _chosen(config: Config, options: list[str]) -> tuple[Config, list[str]]:
                 )
             if not isinstance(config.method, METHODS[name]):
                 config = replace(config, method=METHODS[name]())
+        elif word.partition("=")[0] in ("--density", "--macs"):
+            budget, _, value = word.partition("=")
+            if not isinstance(config.method, GradualPruning):
+                config = replace(config, method=GradualPruning())
+            left += [f"--method.{budget[2:]}", value or next(words, "")]
         elif word == "--with":
             name = next(words, "")
             config = replace(config, name=f"{config.name}-{name}", optimizer=competitor(name))
@@ -149,6 +155,9 @@ def demo(arguments: list[str]) -> None:
     print_story(run, plain_console())
 
 
+_UNITS = {"density": "weights", "groups": "groups", "macs": "multiply-adds"}
+
+
 def run_to_the_end(command: TrainCommand) -> RunDir:
     """Train with a display, and print what came of it."""
     import dessilbi.paper.baselines
@@ -169,7 +178,8 @@ def run_to_the_end(command: TrainCommand) -> RunDir:
             f"done: {summary['epoch']} epochs, {summary['accuracy']:.2f} % "
             f"on the {summary['judged_on']} set, loss {summary['loss']:.4f}"
         )
-        pruned = isinstance(command.config.method, GradualPruning)  # its density is another one
+        if pruned := isinstance(method := command.config.method, GradualPruning):
+            text += f", with {summary['density']:.2%} of the {_UNITS[method.unit]}"
         if "sparse_accuracy" in summary and command.config.start is None and not pruned:
             text += (
                 f"; on the support of Gamma {summary['sparse_accuracy']:.2f} % "

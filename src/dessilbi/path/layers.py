@@ -72,6 +72,12 @@ class Layer:
         shape = [n if d == self.group_dim else 1 for d, n in enumerate(self.shape)]
         return active.reshape(shape).expand(self.shape).contiguous()
 
+    def groups_in(self, kept: Tensor) -> Tensor:
+        """The inverse of :meth:`expand`: which groups a mask of the weights keeps."""
+        if self.group_dim is None:
+            return kept.flatten()
+        return kept.movedim(self.group_dim, 0).flatten(1).any(1)
+
     def norms(self, x: Tensor) -> Tensor:
         """Euclidean norms of a tensor shaped as the weights: one for each of :attr:`rows`."""
         dim = self.group_dim or 0

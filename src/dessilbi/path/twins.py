@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from dessilbi.graph.names import named_weights
 from dessilbi.optim import GroupLasso
 from dessilbi.optim.dtensor import is_dtensor
-from dessilbi.optim.prox import dims_of
+from dessilbi.optim.prox import dims_of, resolve_penalty
 
 from .layers import Layer, make_layers
 
@@ -61,22 +62,46 @@ def layers_of(opt: TwinOptimizer, params: dict[str, Tensor]) -> tuple[Layer, ...
     return tuple(replace(one, tied=together.get(params[one.name])) for one in layers)
 
 
-def layers_of_groups(groups: Sequence[Mapping[str, Any]]) -> tuple[Layer, ...]:
-    """The layers that :func:`split_parameters` gives a twin, whichever optimizer trains them."""
-    layers = make_layers(
-        (
-            name,
-            tuple(p.shape),
-            dim % p.ndim if group["penalty"] == "group_lasso" else None,
+def grouped_weights(
+    model: nn.Module, groups: Sequence[Mapping[str, Any]]
+) -> tuple[dict[str, Tensor], tuple[Layer, ...]]:
+    """The weights that parameter groups give a penalty, by the model's names, as layers.
+
+    Args:
+        model: the network.
+        groups: what :func:`split_parameters` gave, or the parameter groups of an optimizer that was
+            made of it.
+    """
+    names = {id(p): name for name, p in named_weights(model).items()}
+    params: dict[str, Tensor] = {}
+    dims: list[int | None] = []
+    together: dict[str, str] = {}
+    for group in groups:
+        first = len(params)
+        for member, dim in zip(group["params"], dims_of(group), strict=True):
+            p = member[1] if isinstance(member, tuple) else member
+            kind = resolve_penalty(group.get("penalty"), p.ndim)
+            if kind is None:
+                continue
+            if id(p) not in names:
+                raise ValueError(
+                    f"a parameter of shape {tuple(p.shape)} that has a penalty is not one of the "
+                    "model's; pass the model whose parameters the groups hold"
+                )
+            params[names[id(p)]] = p
+            if isinstance(kind, GroupLasso):
+                dims.append(kind.dim % p.ndim)
+            else:
+                dims.append(dim % p.ndim if kind == "group_lasso" else None)
+        own = list(params)[first:]
+        if group.get("tied") and len(own) > 1:
+            together |= dict.fromkeys(own, own[0])
+    if not params:
+        raise ValueError(
+            "no weight has a penalty, so none can leave; give some of them one, for example by "
+            "split_parameters(model)"
         )
-        for group in groups
-        if group["penalty"] is not None
-        for (name, p), dim in zip(group["params"], dims_of(group), strict=True)
+    layers = make_layers(
+        (name, tuple(p.shape), dim) for (name, p), dim in zip(params.items(), dims, strict=True)
     )
-    tied = {
-        name: group["params"][0][0]
-        for group in groups
-        if group.get("tied", False) and len(group["params"]) > 1
-        for name, _ in group["params"]
-    }
-    return tuple(replace(layer, tied=tied.get(layer.name)) for layer in layers)
+    return params, tuple(replace(one, tied=together.get(one.name)) for one in layers)

@@ -1,20 +1,22 @@
-"""Gradual magnitude pruning: the competitor that needs a run for every budget."""
+"""Gradual pruning: a training that ends with exactly as much of a network as was asked for."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from dessilbi.graph.names import named_weights
+from dessilbi.graph.macs import count_macs_per_weight
 from dessilbi.optim.hooks import Attached
+from dessilbi.optim.twin import TwinOptimizer
 from dessilbi.path import Mask
 from dessilbi.path.layers import tied_sets
-from dessilbi.path.mask import most_weights
-from dessilbi.path.twins import layers_of_groups
+from dessilbi.path.twins import grouped_weights
 
+from .compact_size import CompactSize
 from .project import masked_weights, zero_outside
-from .scores import scores
+from .scores import rank_shares, scores
+from .twin_support import TwinSupport
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,53 +29,114 @@ if TYPE_CHECKING:
 
 
 class GradualPruning(Attached):
-    """Prunes the smallest weights while a network trains, with any optimizer.
+    """Trains a network to a budget: it is hit to one group, then the rest of the training heals.
 
-    From ``begin`` to ``end`` of the training the density falls from 1 to its target along the cubic
-    of Zhu and Gupta (2017), fast at first; every so often the smallest remaining groups are set to
+    From ``begin`` to ``end`` of the training the size falls from 1 to its target along the cubic of
+    Zhu and Gupta (2017), fast at first; every so often the smallest remaining groups are set to
     zero, and held there. With ``begin == end`` all goes at once: prune and fine-tune.
+
+    With an optimizer that has a twin, Gamma is the network that is left, so that ``opt.mask()``,
+    a :class:`PathRecorder` and a report show it. The coupling rests, as it costs accuracy here;
+    ``by="gamma"`` is the way of the twin: the coupling goes on, the thresholds follow the quantile
+    that makes the support of Gamma grow to the target, and there it is frozen.
 
     Args:
         model: the network.
-        opt: its optimizer.
-        density: the target, as a fraction of the weights that may be pruned.
+        opt: its optimizer, any of torch's.
         steps: optimizer steps of the whole training.
-        groups: :func:`split_parameters` of the model: which weights may be pruned, and whether by
-            element or by filter.
+        density: the target, as a fraction of the weights that may be pruned. With ``example_input``
+            those of the compact network are counted: a filter that leaves takes the weights of the
+            next layer along that read it.
+        groups: the target, as a fraction of the groups (filters, neurons, single weights).
+        macs: the target, as a fraction of the multiply-adds of these layers; needs
+            ``example_input``.
+        example_input: a batch to follow through the network, or a tuple of arguments whose first is
+            one.
+        param_groups: :func:`split_parameters` of the model: which weights may be pruned, and
+            whether by element or by filter; by default what the optimizer's own groups say.
+        by: ``"weights"``, the smallest leave; ``"gamma"``, the first to enter stay.
         begin: when pruning begins, as a fraction of the training.
         end: when the target is reached.
         every: steps between two prunings.
         min_groups: groups of each layer that are kept.
-        per_layer: whether every layer keeps the same fraction, as in :class:`NestedTraining`.
+        per_layer: whether every layer keeps the same fraction; by default if there are filters.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
+        >>> opt = torch.optim.AdamW(split_parameters(model), lr=0.01)
+        >>> pruning = GradualPruning(model, opt, steps=60, density=0.25)
+        >>> x, y = torch.randn(32, 8), torch.randint(2, (32,))
+        >>> for _ in range(60):
+        ...     opt.zero_grad()
+        ...     nn.functional.cross_entropy(model(x), y).backward()
+        ...     opt.step()
+        >>> pruning.mask
+        Mask(2 tensors, 40 of 160 weights kept)
     """
 
     def __init__(
         self,
         model: nn.Module,
         opt: Optimizer,
-        density: float,
         steps: int,
-        groups: Sequence[Mapping[str, Any]],
         *,
+        density: float | None = None,
+        groups: float | None = None,
+        macs: float | None = None,
+        example_input: Any = None,
+        param_groups: Sequence[Mapping[str, Any]] | None = None,
+        by: Literal["weights", "gamma"] = "weights",
         begin: float = 1 / 12,
         end: float = 2 / 3,
         every: int = 50,
         min_groups: int = 1,
         per_layer: bool | None = None,
     ) -> None:
+        budgets = {"density": density, "groups": groups, "macs": macs}
+        given = {name: value for name, value in budgets.items() if value is not None}
+        if len(given) != 1:
+            found = " and ".join(given) or "none"
+            raise ValueError(f"give one of density, groups and macs, got {found}")
+        ((kind, self.budget),) = given.items()
         for rule, holds in {
-            f"density must lie in (0, 1], got {density!r}": 0 < density <= 1,
+            f"{kind} must lie in (0, 1], got {self.budget!r}": 0 < self.budget <= 1,
             f"steps must be >= 1, got {steps!r}": steps >= 1,
             f"begin must lie in [0, 1], got {begin!r}": 0 <= begin <= 1,
             f"end must lie in [begin, 1], got {end!r}": begin <= end <= 1,
             f"every must be >= 1, got {every!r}": every >= 1,
+            f"min_groups must be >= 0, got {min_groups!r}": min_groups >= 0,
+            f"by must be 'weights' or 'gamma', got {by!r}": by in ("weights", "gamma"),
+            "macs needs example_input, a batch that is followed through the network": (
+                kind != "macs" or example_input is not None
+            ),
         }.items():
             if not holds:
                 raise ValueError(rule)
-        self.density, self.steps, self.begin, self.end = density, steps, begin, end
-        self.every, self.min_groups, self.per_layer = every, min_groups, per_layer
+        self.steps, self.begin, self.end, self.every = steps, begin, end, every
+        self.by, self.min_groups = by, min_groups
         self._model = model
-        self._layers = layers_of_groups(groups)
+        self._params, self._layers = grouped_weights(model, param_groups or opt.param_groups)
+        self.per_layer = (
+            any(layer.exact for layer in self._layers) if per_layer is None else per_layer
+        )
+        self._size = _size(kind, model, self._layers, example_input)
+        self._twin: TwinSupport | None = None
+        if isinstance(opt, TwinOptimizer) and param_groups is None:
+            self._twin = TwinSupport(opt, self._params)
+            if by == "weights":
+                self._twin.rest()
+        elif by == "gamma":
+            raise ValueError(
+                "by='gamma' needs an optimizer with a twin, whose groups decide; got "
+                f"{type(opt).__name__}: use DessiLBI or SplitLBI, and leave param_groups out"
+            )
+        least = self._size(self._best(self._ranking(), 0.0)) / self._size.total
+        if least > self.budget:
+            raise ValueError(
+                f"{kind}={self.budget!r} cannot be reached: {least:.3g} is left when each layer "
+                f"keeps {min_groups} of its groups, the layers that cannot leave included; ask for "
+                "more, or give more weights a penalty (split_parameters)"
+            )
         self._step = 0
         self._kept: list[tuple[Tensor, Tensor]] = []
         self.mask: Mask | None = None
@@ -81,63 +144,163 @@ class GradualPruning(Attached):
         self._handles = (opt.register_step_post_hook(lambda *_: self._after_step()),)
 
     def target(self, step: int) -> float:
-        """The density that is due after a number of steps."""
+        """The size that is due after a number of steps."""
         progress = step / self.steps
         if progress < self.begin:
-            return 1.0
+            return 0.0 if self.by == "gamma" else 1.0
         done = (progress - self.begin) / (self.end - self.begin) if progress < self.end else 1.0
-        return self.density + (1 - self.density) * (1 - done) ** 3
+        if self.by == "gamma":
+            return self.budget * done
+        return self.budget + (1 - self.budget) * (1 - done) ** 3
+
+    @property
+    def density(self) -> float:
+        """What is left, in the unit of the budget."""
+        return self._size(self._groups_kept()) / self._size.total
+
+    @property
+    def densities(self) -> dict[str, float]:
+        """By layer, the fraction of its groups that is left."""
+        kept = self._groups_kept()
+        return {
+            layer.name: float(bits.float().mean())
+            for layer, bits in zip(self._layers, kept, strict=True)
+        }
+
+    def _groups_kept(self) -> list[Tensor]:
+        if self.mask is None:
+            return [torch.ones(layer.groups, dtype=torch.bool) for layer in self._layers]
+        return [layer.groups_in(self.mask[layer.name]) for layer in self._layers]
+
+    @property
+    def done(self) -> bool:
+        """Whether the target is reached."""
+        return self._step / self.steps >= self.end and self.mask is not None
 
     def _after_step(self) -> None:
         self._step += 1
-        before = self.target(self._step - 1) if self._step > 1 else 1.0  # also if begin is 0
-        last = before > self.density >= self.target(self._step)
-        falling = self._step % self.every == 0 and self.density < self.target(self._step) < 1
         # Before anything is ranked: what was pruned has just been moved by its momentum, and behind
         # a BatchNorm, which divides by a variance of zero, so far that it would be ranked first.
         zero_outside(self._kept)
-        if last or falling:
-            self._prune(self.target(self._step))
+        progress, before = self._step / self.steps, (self._step - 1) / self.steps
+        due = self._step % self.every == 0
+        last = progress >= self.end and (before < self.end or self._step == 1)
+        if last:
+            self._hold(self._best(self._ranking(), self.budget))
+            if self._twin is not None:
+                self._twin.rest()
+        elif due and self.by == "gamma" and self.begin < progress < self.end:
+            assert self._twin is not None
+            kept = self._best(self._ranking(), self.target(self._step))
+            self._twin.follow(self._twin.strengths(), kept)
+        elif due and self.by == "weights" and self.budget < self.target(self._step) < 1:
+            self._hold(self._best(self._ranking(), self.target(self._step)))
+        if (last or due) and self._twin is not None and self.mask is not None:
+            self._twin.show(self.mask)
 
-    def _prune(self, density: float) -> None:
-        params = named_weights(self._model)
-        found = scores(params, self._layers, self.per_layer)
-        self._hold(best_groups(found, self._layers, density, self.min_groups))
+    # ------------------------------------------------------------------ what stays
 
-    def _hold(self, mask: Mask) -> None:
+    @torch.no_grad()
+    def _ranking(self) -> list[Tensor]:
+        """By layer, a number for each group; layers that are tied have the same numbers."""
+        if self._twin is None or self.by == "weights":
+            return scores(self._params, self._layers, self.per_layer)
+        found = self._twin.strengths()
+        return [rank_shares(one) for one in found] if self.per_layer else found
+
+    @torch.no_grad()
+    def _best(self, ranking: Sequence[Tensor], target: float) -> list[Tensor]:
+        """By layer, which groups stay: the strongest that a target has room for."""
+        numbers = {layer.name: i for i, layer in enumerate(self._layers)}
+        sets = [[numbers[layer.name] for layer in tied] for tied in tied_sets(self._layers)]
+        flat = [ranking[first].flatten().cpu().clone() for first, *_ in sets]
+        for one in flat:
+            one[one.topk(min(self.min_groups, len(one))).indices] = torch.inf
+        counts, every = [len(one) for one in flat], torch.cat(flat)
+        ranked = torch.argsort(every, descending=True, stable=True)
+        limit = target * self._size.total * (1 + _ROUNDING)
+
+        def best(count: int) -> list[Tensor]:
+            kept = every == torch.inf
+            kept[ranked[:count]] = True
+            parts = torch.split(kept, counts)
+            by_layer = {i: part for tied, part in zip(sets, parts, strict=True) for i in tied}
+            return [by_layer[i] for i in range(len(self._layers))]
+
+        if self._size.additive:
+            prices = torch.tensor(
+                [sum(self._size.price(i) for i in tied) for tied in sets], dtype=torch.float64
+            ).repeat_interleave(torch.tensor(counts))
+            return best(int((prices[ranked].cumsum(0) <= limit).sum()))
+        low, high = 0, len(ranked)  # the size grows with the groups that stay
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self._size(best(middle)) <= limit else (low, middle - 1)
+        return best(low)
+
+    def _hold(self, kept: list[Tensor]) -> None:
+        weights = {
+            layer.name: layer.expand(groups)
+            for layer, groups in zip(self._layers, kept, strict=True)
+        }
+        self._set_mask(Mask({**weights, **self._size.dependents(kept)}))
+
+    def _set_mask(self, mask: Mask) -> None:
         self.mask, self._kept = mask, masked_weights(self._model, mask)
         zero_outside(self._kept)
+
+    # ------------------------------------------------------------------ checkpoints
 
     def state_dict(self) -> dict[str, Tensor]:
         """What a checkpoint must keep."""
         kept = {} if self.mask is None else dict(self.mask.tensors)
-        return {"step": torch.tensor(self._step), **{f"mask.{n}": t for n, t in kept.items()}}
+        factors = {} if self._twin is None else self._twin.state_dict()
+        return {
+            "step": torch.tensor(self._step),
+            **{f"mask.{name}": t for name, t in kept.items()},
+            **{f"factor.{name}": t for name, t in factors.items()},
+        }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Go on from :meth:`state_dict`."""
         self._step = int(state["step"])
-        if len(state) > 1:  # in the order of the layers, whatever that of the file is
-            self._hold(Mask({layer.name: state[f"mask.{layer.name}"] for layer in self._layers}))
+        kept = _part(state, "mask.")
+        if kept:
+            # In the order of the layers, whatever that of the file is.
+            layers = {layer.name: kept.pop(layer.name) for layer in self._layers}
+            self._set_mask(Mask(layers | kept))
+        if self._twin is not None:
+            self._twin.load_state_dict(_part(state, "factor."))
 
 
-@torch.no_grad()
-def best_groups(
-    ranking: Sequence[Tensor], layers: Sequence[Layer], density: float, min_groups: int
-) -> Mask:
-    """The groups with the largest numbers that a density has room for, and each layer's best."""
-    by_name = {layer.name: score for layer, score in zip(layers, ranking, strict=True)}
-    sets = tied_sets(layers)  # the groups of which are kept or not as one
-    flat = [by_name[first.name].flatten().cpu().clone() for first, *_ in sets]
-    for score in flat:
-        score[score.topk(min(min_groups, len(score))).indices] = torch.inf
-    counts = [first.groups for first, *_ in sets]
-    sizes = [sum(layer.group_size for layer in tied) for tied in sets]
-    cost = torch.repeat_interleave(torch.tensor(sizes), torch.tensor(counts))
-    ranked = torch.argsort(torch.cat(flat), descending=True, stable=True)
-    room = cost[ranked].cumsum(0) <= most_weights(density, sum(layer.numel for layer in layers))
-    kept = torch.cat(flat) == torch.inf
-    kept[ranked[room]] = True
-    parts = torch.split(kept, counts)
-    return Mask(
-        {layer.name: layer.expand(p) for tied, p in zip(sets, parts, strict=True) for layer in tied}
-    )
+_ROUNDING = 1e-9
+"""Sizes are sums of floats."""
+
+
+def _size(
+    kind: str,
+    model: nn.Module,
+    layers: Sequence[Layer],
+    example_input: Any,
+) -> CompactSize:
+    if kind == "groups":
+        prices = {
+            layer.name: 1 / (layer.group_size * len(tied))
+            for tied in tied_sets(layers)
+            for layer in tied
+        }
+        return CompactSize(model, layers, prices=prices)
+    if kind == "macs":
+        prices = count_macs_per_weight(model, example_input)
+        for layer in layers:
+            if layer.name not in prices:
+                raise ValueError(
+                    f"the multiply-adds of {layer.name!r} are not known: it belongs to no linear "
+                    "layer or convolution; give density or groups, or leave it without a penalty"
+                )
+        return CompactSize(model, layers, example_input, prices)
+    return CompactSize(model, layers, example_input)
+
+
+def _part(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {n.removeprefix(prefix): t for n, t in state.items() if n.startswith(prefix)}

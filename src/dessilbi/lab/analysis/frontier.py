@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import mean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -107,7 +107,7 @@ def frontier(
 
 def _masks(run: RunDir, densities: Sequence[float], data: Dataset) -> dict[float, Mask]:
     """The masks of a run by budget, the smallest first."""
-    if (run.path / PATH).is_file():
+    if (run.path / PATH).is_file() and not isinstance(run.config().method, GradualPruning):
         path = open_path(run)
         return {density: path.mask(density=density) for density in sorted(set(densities))}
     weights = named_weights(trained_network(run, data))
@@ -133,7 +133,7 @@ def curves(found: Iterable[tuple[RunDir, list[FrontierPoint], str]]) -> list[Cur
         by_size: dict[float, list[FrontierPoint]] = {}
         for run, points, _ in alike:
             method = run.config().method
-            target = method.density if isinstance(method, GradualPruning) else None
+            target = method.budget if isinstance(method, GradualPruning) else None
             for p in points:
                 # Pruned runs end a weight or so apart from seed to seed.
                 by_size.setdefault(p.budget if target is None else target, []).append(p)
@@ -161,7 +161,8 @@ def _method(config: Config) -> str:
     """What seeds, and runs for several densities, have in common."""
     config = replace(config, seed=0)
     if isinstance(config.method, GradualPruning):
-        config = replace(config, method=replace(config.method, density=0.0))
+        nothing: dict[str, Any] = {config.method.unit: 0.0}
+        config = replace(config, method=replace(config.method, **nothing))
     if config.start is not None:  # subnetworks of several seeds have parents of several seeds
         config = replace(config, start=replace(config.start, parent="", digest=""))
     return config.hash

@@ -84,12 +84,18 @@ class NestedWidths:
 
 @dataclass(frozen=True, kw_only=True)
 class GradualPruning:
-    """Prune by magnitude while training (Zhu and Gupta 2017): a run for each budget."""
+    """Train to a budget that is hit: prune by size on the way, then heal; --density is short."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
 
     density: float = 0.1
-    """The fraction of weights to end with."""
+    """The fraction of the weights to end with, counted in the compact network."""
+    groups: float | None = None
+    """In its place, the fraction of the groups: filters, neurons, single weights."""
+    macs: float | None = None
+    """In its place, the fraction of the multiply-adds."""
+    by: Literal["weights", "gamma"] = "weights"
+    """weights: the smallest leave; gamma: the first to enter stay, with the coupling on."""
     begin: float = 1 / 12
     """When pruning begins, as a fraction of the training."""
     end: float = 2 / 3
@@ -99,9 +105,21 @@ class GradualPruning:
     per_layer: bool | None = None
     """Whether every layer keeps the same fraction; by default if there are filters."""
     penalty: Literal["auto", "lasso", "group_lasso"] = "auto"
-    """What is pruned as a whole, as for DessiLBI's optimizer: filters, weights, neurons."""
+    """What is pruned as a whole, where the optimizer has no twin that says it."""
     exclude: tuple[str, ...] = ()
-    """Patterns of parameters that are not pruned."""
+    """Patterns of parameters that are not pruned, where the optimizer has no twin."""
+    tied: bool = False
+    """Filters that must leave together do, where the optimizer has no twin."""
+
+    @property
+    def unit(self) -> Literal["density", "groups", "macs"]:
+        """The option that says the budget."""
+        return "groups" if self.groups is not None else "density" if self.macs is None else "macs"
+
+    @property
+    def budget(self) -> float:
+        """Its value."""
+        return float(getattr(self, self.unit))
 
 
 @dataclass(frozen=True, kw_only=True)

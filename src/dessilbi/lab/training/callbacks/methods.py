@@ -6,6 +6,7 @@ from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
 from dessilbi import nested, subnet
+from dessilbi.graph.errors import CompactError
 from dessilbi.lab.run.config import ConfigError, OptimizerConfig
 from dessilbi.lab.run.methods import (
     Dense,
@@ -112,31 +113,42 @@ def make_nested(
 
 
 class PruningCallback(Callback):
-    """Gradual magnitude pruning."""
+    """Gradual pruning to a budget."""
 
     name = "pruning"
 
     def __init__(self, t: Training) -> None:
         method = t.config.method
         assert isinstance(method, GradualPruning)
-        prunable = OptimizerConfig(penalty=method.penalty, exclude=method.exclude)
-        self.pruning = subnet.GradualPruning(
-            t.model,
-            t.optimizer,
-            method.density,
-            t.steps,
-            twin_groups(t.model, prunable),
-            begin=method.begin,
-            end=method.end,
-            every=method.every,
-            per_layer=method.per_layer,
-        )
+        if None not in (method.groups, method.macs):
+            raise ConfigError("groups and macs are both a budget; give one")
+        # A twin's own groups decide what is pruned.
+        own = isinstance(t.optimizer, TwinOptimizer)
+        prunable = OptimizerConfig(penalty=method.penalty, exclude=method.exclude, tied=method.tied)
+        options: dict[str, Any] = {
+            method.unit: method.budget,
+            "param_groups": None if own else twin_groups(t.model, prunable, t.data.shape),
+            "by": method.by,
+            "begin": method.begin,
+            "end": method.end,
+            "every": method.every,
+            "per_layer": method.per_layer,
+        }
+        try:
+            self.pruning = subnet.GradualPruning(
+                t.model, t.optimizer, t.steps, example_input=t.example_input, **options
+            )
+        except CompactError:
+            if method.macs is not None:
+                raise
+            # What leaves with what is not known of this network: its groups are counted alone.
+            self.pruning = subnet.GradualPruning(t.model, t.optimizer, t.steps, **options)
 
     def measure(self, t: Training, record: EpochRecord) -> None:
         """What is left after pruning."""
         if self.pruning.mask is not None:
-            record["density"] = self.pruning.mask.density
-            record["densities"] = self.pruning.mask.layer_densities()
+            record["density"] = self.pruning.density
+            record["densities"] = self.pruning.densities
 
     def state_tensors(self) -> Mapping[str, Tensor]:
         """Step and mask."""
