@@ -14,13 +14,14 @@ if TYPE_CHECKING:
     from dessilbi.nested import NestedSchedule, NestedTraining, NestedWidths
     from dessilbi.optim import DessiLBI, GroupLasso, Lasso, Penalty, SplitLBI, split_parameters
     from dessilbi.path import Mask, PathRecorder, SolutionPath
-    from dessilbi.subnet import project, recalibrate_batchnorm
+    from dessilbi.subnet import GradualPruning, project, recalibrate_batchnorm
 
     __version__: str
 
 _HOME = {
     "DessiLBI": "dessilbi.optim",
     "DessilbiError": "dessilbi.errors",
+    "GradualPruning": "dessilbi.subnet",
     "GroupLasso": "dessilbi.optim",
     "Lasso": "dessilbi.optim",
     "Mask": "dessilbi.path",
@@ -40,6 +41,7 @@ _HOME = {
 __all__ = [
     "DessiLBI",
     "DessilbiError",
+    "GradualPruning",
     "GroupLasso",
     "Lasso",
     "Mask",

@@ -16,9 +16,9 @@ from dessilbi.nested.ranking import (
     budget_ranks,
     density_of,
     rank_of,
-    ranked_weights,
 )
 from dessilbi.path.layers import make_layers
+from dessilbi.path.twins import ranked_weights
 
 LAYERS = make_layers([("a", (30, 20), None), ("b", (16, 9), 0), ("c", (4, 12), 1)])
 

@@ -8,22 +8,16 @@ networks are nested.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from dessilbi.optim import TwinOptimizer, split_parameters
-from dessilbi.optim.prox import dims_of, resolve_penalty
-from dessilbi.path.layers import make_layers
-from dessilbi.path.twins import layers_of, twins_by_name
-
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
-    from torch import Tensor, nn
-    from torch.optim import Optimizer
+    from torch import Tensor
 
     from dessilbi.path import Layer
 
@@ -80,56 +74,6 @@ def budget_ranks(
         rank[torch.unravel_index(best, rank.shape)] = 0
         ranks.append(rank)
     return ranks
-
-
-def ranked_weights(
-    model: nn.Module, opt: Optimizer, groups: Sequence[Mapping[str, Any]] | None = None
-) -> tuple[dict[str, Tensor], tuple[Layer, ...]]:
-    """The weights that are ranked, by name, and how they are grouped.
-
-    Args:
-        model: the network.
-        opt: its optimizer. Its parameter groups decide where they have a ``penalty`` each, as those
-            of :class:`DessiLBI` and those of :func:`split_parameters` in any optimizer have; else
-            the defaults of :func:`split_parameters` do.
-        groups: what :func:`split_parameters` gave, if that is to decide.
-    """
-    if groups is None and isinstance(opt, TwinOptimizer):
-        twins = twins_by_name(model, opt)
-        return twins, layers_of(opt, twins)
-    if groups is None:
-        groups = opt.param_groups
-        if not any("penalty" in group for group in groups):
-            groups = split_parameters(model)
-    names = {id(p): name for name, p in model.named_parameters()}
-    params: dict[str, Tensor] = {}
-    dims: list[int | None] = []
-    for p, group, dim in _members(groups):
-        kind = resolve_penalty(group.get("penalty"), p.ndim)
-        if kind is None:
-            continue
-        if id(p) not in names:
-            raise ValueError(
-                f"a parameter of shape {tuple(p.shape)} that is to be ranked is not one of the "
-                "model's; pass the model whose parameters the groups hold"
-            )
-        params[names[id(p)]] = p
-        dims.append(dim % p.ndim if kind == "group_lasso" else None)
-    if not params:
-        raise ValueError(
-            "there is no weight to rank: every group has penalty None; give some of them one, for "
-            "example by split_parameters(model)"
-        )
-    described = ((n, tuple(p.shape), dim) for (n, p), dim in zip(params.items(), dims, strict=True))
-    return params, make_layers(described)
-
-
-def _members(
-    groups: Sequence[Mapping[str, Any]],
-) -> Iterator[tuple[Tensor, Mapping[str, Any], int]]:
-    for group in groups:
-        for member, dim in zip(group["params"], dims_of(group), strict=True):
-            yield (member[1] if isinstance(member, tuple) else member), group, dim
 
 
 def by_weight(layer: Layer, ranks: Tensor, p: Tensor) -> Tensor:

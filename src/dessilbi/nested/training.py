@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dessilbi.path import Mask
+from dessilbi.path.twins import ranked_weights
 from dessilbi.subnet import recalibrate_batchnorm
 from dessilbi.subnet.batchnorm import has_batchnorm
 from dessilbi.subnet.scores import scores
 
-from .ranking import WHOLE, budget_ranks, density_of, rank_of, ranked_weights
+from .ranking import WHOLE, budget_ranks, density_of, rank_of
 from .restrict import Restriction
 
 if TYPE_CHECKING:

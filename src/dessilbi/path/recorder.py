@@ -15,7 +15,7 @@ from dessilbi.optim.twin import TwinOptimizer
 from ._measure import make_ranking, measure
 from ._snapshots import Snapshot
 from .solution_path import SolutionPath
-from .twins import layers_of, twins_by_name
+from .twins import grouped_weights, twins_by_name
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -66,7 +66,7 @@ class PathRecorder(Attached):
             raise TypeError(f"opt must be a DessiLBI or SplitLBI optimizer, got {_described(opt)}")
         self._opt, self._nested = opt, nested
         self._params = twins_by_name(model, opt)
-        layers = layers_of(opt, self._params)
+        _, layers = grouped_weights(model, opt.param_groups)
         if path is None:
             if step:
                 raise ValueError(f"step={step} needs the path up to it; give path= as well")

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dessilbi.graph.names import named_weights
-from dessilbi.optim import GroupLasso
+from dessilbi.optim import GroupLasso, split_parameters
 from dessilbi.optim.dtensor import is_dtensor
 from dessilbi.optim.prox import dims_of, resolve_penalty
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from torch import Tensor, nn
+    from torch.optim import Optimizer
 
     from dessilbi.optim.twin import TwinOptimizer
 
@@ -45,21 +46,23 @@ def twins_by_name(model: nn.Module, opt: TwinOptimizer) -> dict[str, Tensor]:
     return found
 
 
-def layers_of(opt: TwinOptimizer, params: dict[str, Tensor]) -> tuple[Layer, ...]:
-    """The layers of a path: parameters with a twin, with their groups."""
-    penalties = {name: opt.penalty(p) for name, p in params.items()}
-    layers = make_layers(
-        (name, tuple(params[name].shape), penalty.dim if isinstance(penalty, GroupLasso) else None)
-        for name, penalty in penalties.items()
-    )
-    names = {p: name for name, p in params.items()}
-    together = {
-        p: names[group["params"][0]]
-        for group in opt.param_groups
-        if group["tied"] and len(group["params"]) > 1
-        for p in group["params"]
-    }
-    return tuple(replace(one, tied=together.get(params[one.name])) for one in layers)
+def ranked_weights(
+    model: nn.Module, opt: Optimizer, groups: Sequence[Mapping[str, Any]] | None = None
+) -> tuple[dict[str, Tensor], tuple[Layer, ...]]:
+    """The weights that may leave a network, by name, and how they are grouped.
+
+    Args:
+        model: the network.
+        opt: its optimizer. Its parameter groups decide where they have a ``penalty`` each, as those
+            of :class:`DessiLBI` and those of :func:`split_parameters` in any optimizer have; else
+            the defaults of :func:`split_parameters` do.
+        groups: what :func:`split_parameters` gave, if that is to decide.
+    """
+    if groups is None:
+        groups = opt.param_groups
+        if not any("penalty" in group for group in groups):
+            groups = split_parameters(model)
+    return grouped_weights(model, groups)
 
 
 def grouped_weights(
@@ -85,8 +88,13 @@ def grouped_weights(
                 continue
             if id(p) not in names:
                 raise ValueError(
-                    f"a parameter of shape {tuple(p.shape)} that has a penalty is not one of the "
+                    f"a parameter of shape {tuple(p.shape)} that is to be ranked is not one of the "
                     "model's; pass the model whose parameters the groups hold"
+                )
+            if is_dtensor(p):
+                raise ValueError(
+                    f"parameter {names[id(p)]!r} is a DTensor: sharded parameters are not ranked; "
+                    "use DistributedDataParallel"
                 )
             params[names[id(p)]] = p
             if isinstance(kind, GroupLasso):
@@ -98,8 +106,8 @@ def grouped_weights(
             together |= dict.fromkeys(own, own[0])
     if not params:
         raise ValueError(
-            "no weight has a penalty, so none can leave; give some of them one, for example by "
-            "split_parameters(model)"
+            "there is no weight to rank: every group has penalty None; give some of them one, for "
+            "example by split_parameters(model)"
         )
     layers = make_layers(
         (name, tuple(p.shape), dim) for (name, p), dim in zip(params.items(), dims, strict=True)

@@ -11,7 +11,7 @@ from dessilbi.optim.hooks import Attached
 from dessilbi.optim.twin import TwinOptimizer
 from dessilbi.path import Mask
 from dessilbi.path.layers import tied_sets
-from dessilbi.path.twins import grouped_weights
+from dessilbi.path.twins import ranked_weights
 
 from .compact_size import CompactSize
 from .project import masked_weights, zero_outside
@@ -115,7 +115,7 @@ class GradualPruning(Attached):
         self.steps, self.begin, self.end, self.every = steps, begin, end, every
         self.by, self.min_groups = by, min_groups
         self._model = model
-        self._params, self._layers = grouped_weights(model, param_groups or opt.param_groups)
+        self._params, self._layers = ranked_weights(model, opt, param_groups)
         self.per_layer = (
             any(layer.exact for layer in self._layers) if per_layer is None else per_layer
         )
