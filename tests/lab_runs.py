@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import torch
 
 from dessilbi.lab.run.config import (
     Config,
+    DataConfig,
     ModelConfig,
     OptimizerConfig,
     ScheduleConfig,
@@ -83,6 +85,17 @@ PRUNED = replace(
     method=GradualPruning(density=0.1, begin=0.1, end=0.6, every=2),
 )
 
+TEXT = Config(
+    name="text",
+    data=DataConfig(name="tiny.txt", context=8, images=30),
+    model=ModelConfig(name="char-gpt-tiny"),
+    optimizer=OptimizerConfig(lr=0.5, nu=2.0, lambd=0.08, momentum=0.5),
+    schedule=ScheduleConfig(kind="cosine", warmup=1.0),
+    epochs=3,
+    batch_size=7,
+)
+"""Its text is made by :func:`write_text`; from the second epoch on a part of the neurons is in."""
+
 # What depends on the clock, the machine, or whether the run was interrupted.
 _FREE = ("environment.json", "timing.jsonl", ".lock")
 
@@ -109,6 +122,14 @@ def weights_of(run: RunDir, name: str = "checkpoint-last") -> dict[str, torch.Te
     checkpoint = run.load(name)
     assert checkpoint is not None, f"{run.path / name} is missing"
     return checkpoint.part("model")
+
+
+def write_text(folder: Path) -> Path:
+    """A text in which a letter follows its vowel, and any vowel the letter."""
+    drawn = random.Random(0)
+    words = "".join(drawn.choice(("ab", "ec", "id")) for _ in range(5000))
+    (folder / TEXT.data.name).write_text(words)
+    return folder
 
 
 def uninterrupted(config: Config, runs: Path) -> RunDir:

@@ -61,8 +61,9 @@ def compact_command(arguments: list[str]) -> None:
     command = tyro.cli(CompactCommand, prog="dessilbi compact", args=arguments)
     made = _deploy(command.source)
     print(made.small.report)
-    for name, accuracy in made.accuracies.items():
-        print(f"{name}: {accuracy:.2f} % on the {made.judged_on} set")
+    for name, score in made.scores.items():
+        found = f"{score.accuracy:.2f} % on the {made.judged_on} set, loss {score.mean_loss:.4f}"
+        print(f"{name}: {found}")
     if command.sparse:
         from dessilbi.compaction import sparsify
 

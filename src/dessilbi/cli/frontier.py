@@ -80,18 +80,20 @@ def _print(curve: Curve, console: Console) -> None:
     many = len(curve.seeds) > 1
     console.print(
         f"\n{curve.name}: {curve.runs} run(s), {curve.epochs} epochs in all, seeds "
-        f"{', '.join(map(str, curve.seeds))}; accuracy in % on the {curve.judged_on} images",
+        f"{', '.join(map(str, curve.seeds))}; accuracy in % on the {curve.judged_on} set",
         soft_wrap=True,
     )
     ends = ("lowest", "highest") if many else ()
-    rows = [("density", "parameters", "MACs", "nonzeros", "accuracy", *ends)]
+    rows = [("density", "parameters", "MACs", "nonzeros", "accuracy", *ends, "loss")]
     for k, at in enumerate(curve.points):
         sizes = [
             f"{round(mean(getattr(p, name) for p in at)):,}"
             for name in ("parameters", "macs", "nonzeros")
         ]
         accuracies = [f"{value:.2f}" for value in curve.spread(k)[: 3 if many else 1]]
-        rows.append((f"{mean(p.density for p in at):.2%}", *sizes, *accuracies))
+        losses = [p.loss for p in at if p.loss is not None]
+        loss = f"{mean(losses):.4f}" if len(losses) == len(at) else "-"
+        rows.append((f"{mean(p.density for p in at):.2%}", *sizes, *accuracies, loss))
     console.print(table(rows), soft_wrap=True)
     for reason in {p.refused for at in curve.points for p in at if p.refused}:
         console.print(f"not compacted, sizes are the whole network's: {reason}", soft_wrap=True)

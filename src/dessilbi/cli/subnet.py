@@ -56,17 +56,23 @@ def path(arguments: list[str]) -> None:
     command = tyro.cli(PathCommand, prog="dessilbi path", args=arguments)
     run = RunDir.open(command.run)
     from dessilbi.lab.analysis.subnetworks import open_path
+    from dessilbi.lab.data.text import is_text
 
     found = open_path(run)
     console = plain_console()
     records = {record["epoch"]: record for record in run.records()}
-    console.print(f"{'epoch':>6}{'density':>9}{'dense':>8}{'sparse':>8}{'recal.':>8}{'gap':>9}")
+    columns = {"accuracy": "dense", "sparse_accuracy": "sparse", "recalibrated_accuracy": "recal."}
+    digits = 2
+    if is_text(run.config().data.name):
+        console.print("dense and sparse: loss on held-out text, in nats a character")
+        columns, digits = {"loss": "dense", "sparse_loss": "sparse"}, 4
+    heads = "".join(f"{head:>8}" for head in columns.values())
+    console.print(f"{'epoch':>6}{'density':>9}{heads}{'gap':>9}")
     settled = settled_epoch(found, run.config().stop)
     for epoch in found.epochs:
         record = records.get(epoch, {})
         cells = "".join(
-            f"{record[name]:8.2f}" if name in record else f"{'-':>8}"
-            for name in ("accuracy", "sparse_accuracy", "recalibrated_accuracy")
+            f"{record[name]:8.{digits}f}" if name in record else f"{'-':>8}" for name in columns
         )
         mark = "   settled" if epoch == settled else ""
         console.print(f"{epoch:6}{found.density(epoch):9.4f}{cells}{found.gap(epoch):9.3f}{mark}")
@@ -113,6 +119,7 @@ def subnet(arguments: list[str]) -> None:
     plain_console().print(
         f"{config.start.mask}: {first['density']:.2%} of the weights, values of "
         f"{config.start.weights}; before training {first['accuracy']:.2f} %, "
-        f"{first['recalibrated_accuracy']:.2f} % with BatchNorm recalibrated",
+        f"{first['recalibrated_accuracy']:.2f} % with BatchNorm recalibrated, "
+        f"loss {first['loss']:.4f}",
         soft_wrap=True,
     )

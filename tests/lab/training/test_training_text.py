@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import math
-import random
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,7 +17,7 @@ from dessilbi.lab.analysis.networks import trained_network
 from dessilbi.lab.analysis.subnetworks import open_path
 from dessilbi.lab.data import batches, load_dataset
 from dessilbi.lab.models import make_model
-from dessilbi.lab.run.config import Config, DataConfig, ModelConfig, OptimizerConfig, ScheduleConfig
+from dessilbi.lab.run.config import OptimizerConfig, ScheduleConfig
 from dessilbi.lab.run.methods import GradualPruning
 from dessilbi.lab.run.options import RunOptions
 from dessilbi.lab.run.recipes import find_recipe
@@ -28,43 +27,19 @@ from dessilbi.lab.training.loop import train
 from dessilbi.lab.training.optimizers import twin_groups
 from dessilbi.lab.training.terminal import TerminalDisplay
 from dessilbi.path import Mask
-from lab_runs import Crash, CrashAt, assert_same_run, weights_of
+from lab_runs import TEXT, Crash, CrashAt, assert_same_run, weights_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from dessilbi.lab.run.directory import RunDir
 
-TEXT = Config(
-    name="text",
-    data=DataConfig(name="tiny.txt", context=8, images=30),
-    model=ModelConfig(name="char-gpt-tiny"),
-    optimizer=OptimizerConfig(lr=0.5, nu=2.0, lambd=0.08, momentum=0.5),
-    schedule=ScheduleConfig(kind="cosine", warmup=1.0),
-    epochs=3,
-    batch_size=7,
-)
 STEPS = 5
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of a text in which a letter follows its vowel, and any vowel the letter."""
-    drawn = random.Random(0)
-    words = "".join(drawn.choice(("ab", "ec", "id")) for _ in range(5000))
-    folder = tmp_path_factory.mktemp("texts")
-    (folder / "tiny.txt").write_text(words)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def run(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> RunDir:
-    return train(TEXT, RunOptions(runs=tmp_path_factory.mktemp("runs"), data_dir=folder))
-
-
-def test_loss_and_accuracy_are_of_every_character(run: RunDir, folder: Path) -> None:
-    data = load_data(TEXT, folder, download=False)
-    model = trained_network(run, data).eval()
+def test_loss_and_accuracy_are_of_every_character(text_run: RunDir, texts: Path) -> None:
+    data = load_data(TEXT, texts, download=False)
+    model = trained_network(text_run, data).eval()
     loss, right, count = 0.0, 0, 0
     for x, y in batches(data.test, BATCH, seed=0, epoch=0, shuffle=False):
         logits = model(x).detach()
@@ -72,31 +47,31 @@ def test_loss_and_accuracy_are_of_every_character(run: RunDir, folder: Path) -> 
             loss += float(cross_entropy(logits[:, t], y[:, t], reduction="sum"))
             right += int((logits[:, t].argmax(1) == y[:, t]).sum())
         count += y.numel()
-    score, last = evaluate(model, data.test), run.records()[-1]
+    score, last = evaluate(model, data.test), text_run.records()[-1]
     assert count == 8 * len(data.test) == score.labels
     assert score.mean_loss == last["loss"] == pytest.approx(loss / count, rel=1e-6)
     assert score.accuracy == last["accuracy"] == 100 * right / count
 
 
-def test_a_record_has_the_loss_of_the_support_too(run: RunDir) -> None:
-    for record in run.records():
+def test_a_record_has_the_loss_of_the_support_too(text_run: RunDir) -> None:
+    for record in text_run.records():
         assert record["judged_on"] == "validation"
         assert record.keys() >= {"sparse_loss", "sparse_accuracy", "density", "train_accuracy"}
         assert record["recalibrated_accuracy"] == record["sparse_accuracy"]
         assert 0 < record["train_accuracy"] < 100
-    first, *_, last = run.records()
+    first, *_, last = text_run.records()
     assert last["train_loss"] < first["train_loss"] < math.log(256)
-    assert [r["images"] for r in run.records("timing.jsonl")] == [30, 30, 30]
+    assert [r["images"] for r in text_run.records("timing.jsonl")] == [30, 30, 30]
 
 
 @pytest.mark.parametrize("after", [1, STEPS + 3, 2 * STEPS])
 def test_an_interrupted_run_ends_bit_for_bit_the_same(
-    run: RunDir, folder: Path, tmp_path: Path, after: int
+    text_run: RunDir, texts: Path, tmp_path: Path, after: int
 ) -> None:
-    place = RunOptions(runs=tmp_path, data_dir=folder, save_minutes=0)
+    place = RunOptions(runs=tmp_path, data_dir=texts, save_minutes=0)
     with pytest.raises(Crash):
         train(TEXT, place, CrashAt(after))
-    assert_same_run(train(TEXT, place), run)
+    assert_same_run(train(TEXT, place), text_run)
 
 
 # ---------------------------------------------------------------------- neurons
@@ -117,8 +92,8 @@ def test_a_neuron_is_a_row_and_a_column_and_nothing_else_has_a_twin() -> None:
     assert names == {name for name, _ in model.named_parameters()}
 
 
-def test_the_path_knows_that_a_row_and_a_column_enter_together(run: RunDir) -> None:
-    path = open_path(run)
+def test_the_path_knows_that_a_row_and_a_column_enter_together(text_run: RunDir) -> None:
+    path = open_path(text_run)
     assert [layer.tied for layer in path.layers] == [
         f"blocks.{i}.mlp.fc.weight" for i in (0, 0, 1, 1)
     ]
@@ -130,19 +105,19 @@ def test_the_path_knows_that_a_row_and_a_column_enter_together(run: RunDir) -> N
 
 
 @pytest.mark.parametrize("density", [0.1, 0.5])
-def test_a_subnetwork_of_a_budget_has_whole_neurons(run: RunDir, density: float) -> None:
-    mask = open_path(run).mask(density=density)
+def test_a_subnetwork_of_a_budget_has_whole_neurons(text_run: RunDir, density: float) -> None:
+    mask = open_path(text_run).mask(density=density)
     assert 0.9 * density < mask.density <= density
     assert_whole_neurons(mask)
 
 
-def test_pruning_by_size_leaves_whole_neurons(folder: Path, tmp_path: Path) -> None:
+def test_pruning_by_size_leaves_whole_neurons(texts: Path, tmp_path: Path) -> None:
     config = replace(
         TEXT,
         optimizer=OptimizerConfig(name="adamw", lr=0.01),
         method=GradualPruning(density=0.25, begin=0.5, end=0.5),
     )
-    pruned = train(config, RunOptions(runs=tmp_path, data_dir=folder))
+    pruned = train(config, RunOptions(runs=tmp_path, data_dir=texts))
     weights = weights_of(pruned)
     mask = Mask({n: w != 0 for n, w in weights.items() if ".mlp." in n})
     assert mask.density == 0.25
@@ -180,11 +155,11 @@ def test_a_network_from_elsewhere_may_know_its_groups() -> None:
 # ---------------------------------------------------------------------- AdamW
 
 
-def test_adamw_learns_what_follows(folder: Path, tmp_path: Path) -> None:
+def test_adamw_learns_what_follows(texts: Path, tmp_path: Path) -> None:
     config = replace(
         TEXT, optimizer=OptimizerConfig(name="adamw", lr=0.02, weight_decay=0.1), epochs=10
     )
-    trained = train(config, RunOptions(runs=tmp_path, data_dir=folder))
+    trained = train(config, RunOptions(runs=tmp_path, data_dir=texts))
     last = trained.records()[-1]
     best = math.log(3) / 2  # one of three vowels, then its letter
     assert best < last["loss"] < best + 0.2
@@ -192,11 +167,11 @@ def test_adamw_learns_what_follows(folder: Path, tmp_path: Path) -> None:
     assert "sparse_loss" not in last
 
 
-def test_adamw_is_that_of_torch(folder: Path, tmp_path: Path) -> None:
+def test_adamw_is_that_of_torch(texts: Path, tmp_path: Path) -> None:
     optimizer = OptimizerConfig(name="adamw", lr=0.01, weight_decay=0.1)
     config = replace(TEXT, optimizer=optimizer, schedule=ScheduleConfig(), epochs=1, keep=(0,))
-    ours = weights_of(train(config, RunOptions(runs=tmp_path, data_dir=folder)))
-    data = load_dataset("tiny.txt", data_dir=folder, context=8, images=30)
+    ours = weights_of(train(config, RunOptions(runs=tmp_path, data_dir=texts)))
+    data = load_dataset("tiny.txt", data_dir=texts, context=8, images=30)
     model = fresh_network(config, data)
     opt = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
     for x, y in batches(data.train, 7, seed=0, epoch=0, augment=data.augmentation):
@@ -207,10 +182,10 @@ def test_adamw_is_that_of_torch(folder: Path, tmp_path: Path) -> None:
         torch.testing.assert_close(ours[name], p.detach(), rtol=1e-4, atol=1e-5)
 
 
-def test_the_terminal_shows_losses(folder: Path, tmp_path: Path) -> None:
+def test_the_terminal_shows_losses(texts: Path, tmp_path: Path) -> None:
     file = io.StringIO()
     with TerminalDisplay(Console(file=file, width=140, highlight=False)) as display:
-        run = train(TEXT, RunOptions(runs=tmp_path, data_dir=folder), display)
+        run = train(TEXT, RunOptions(runs=tmp_path, data_dir=texts), display)
     lines = file.getvalue().splitlines()
     assert lines[0].startswith("char-gpt-tiny on tiny.txt (30 training windows from ")
     assert lines[-4].split() == ["epoch", "loss", "dense", "sparse", "density", "windows/s"]

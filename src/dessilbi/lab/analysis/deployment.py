@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from dessilbi.lab.analysis.choice import Choice
+    from dessilbi.lab.training.evaluate import Score
 
 REAL_IMAGES = 256
 """Images of the data set that equality is checked on."""
@@ -56,8 +57,8 @@ class Deployed(NamedTuple):
     """How, in words."""
     folder: Path
     images: Tensor
-    accuracies: dict[str, float]
-    """Of the masked and of the compact network, in percent."""
+    scores: dict[str, Score]
+    """Of the masked and of the compact network."""
     judged_on: str
 
 
@@ -92,7 +93,7 @@ def deploy(
         chosen += ", BatchNorm recalibrated"
     small = compact(masked, mask, images[:1], inputs=[images], streams=streams)
     networks = {"masked": masked, "compact": small.model}
-    accuracies = {name: evaluate(net, split).accuracy for name, net in networks.items()}
+    scores = {name: evaluate(net, split) for name, net in networks.items()}
     folder = folder or run.path / compact_folder(name)
     constructor = {
         "name": run.config().model.name,
@@ -103,13 +104,13 @@ def deploy(
     report = {
         "chosen": chosen,
         "density": mask.density if mask.names else None,
-        "accuracy": accuracies["compact"],
+        "accuracy": scores["compact"].accuracy,
         "judged_on": judged_on,
         "recalibrated": recalibrate,
         **small.report.to_json(),
     }
     _write_json(folder / COMPACT_REPORT, report)
-    return Deployed(small, dense, masked, chosen, folder, images, accuracies, judged_on)
+    return Deployed(small, dense, masked, chosen, folder, images, scores, judged_on)
 
 
 def _mask(run: RunDir, choice: Choice, model: nn.Module) -> tuple[Mask, str, str]:

@@ -87,6 +87,7 @@ def frontier(
             points.append(replace(same, budget=budget))
             continue
         model, size, refused = shipped(network_at(run, mask, data), mask, image)
+        score = evaluate(model, split)
         points.append(
             FrontierPoint(
                 budget=budget,
@@ -95,7 +96,8 @@ def frontier(
                 macs=size.macs,
                 nonzeros=size.nonzeros,
                 nonzero_macs=size.nonzero_macs,
-                accuracy=evaluate(model, split).accuracy,
+                accuracy=score.accuracy,
+                loss=score.mean_loss,
                 refused=refused,
             )
         )
@@ -175,4 +177,4 @@ def _known(run: RunDir, epoch: int, judged_on: str) -> list[FrontierPoint]:
         return []  # it can be made anew
     if found is None or (found.epoch, found.judged_on) != (epoch, judged_on):
         return []
-    return list(found.points)
+    return [p for p in found.points if p.loss is not None]

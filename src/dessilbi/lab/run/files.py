@@ -124,6 +124,8 @@ class FrontierPoint:
     nonzero_macs: float
     accuracy: float
     """In percent, BatchNorm recalibrated for this network."""
+    loss: float | None = None
+    """Cross entropy, likewise; ``None`` in files that did not record it."""
     refused: str = ""
     """Why the network cannot be compacted, if so: its size is then that of the whole one."""
 
