@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import shutil
 from contextlib import contextmanager
+from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from PIL import Image
 from report_runs import find_browser
 
 from dessilbi.report import read_run, write_report
@@ -29,23 +30,10 @@ pytestmark = pytest.mark.skipif(
     reason="no chromium: the browser tests are skipped; install it (apt-get install chromium)",
 )
 
-# A fingerprint of what a panel's two canvases show, and how many colours they have.
+# What a panel shows, in words, and whether all of it is in sight.
 INK = """(key) => {
-  const found = [...document.querySelectorAll(`#panel-${key} .plot canvas`)];
-  const colours = new Set();
-  let sum = 0;
-  for (const canvas of found) {
-    const copy = new OffscreenCanvas(canvas.width, canvas.height);
-    const ctx = copy.getContext("2d", { willReadFrequently: true });
-    ctx.drawImage(canvas, 0, 0);
-    const data = ctx.getImageData(0, 0, canvas.width, canvas.height).data;
-    for (let i = 0; i < data.length; i += 4) {
-      if (!data[i + 3]) continue;
-      sum = (sum * 31 + data[i] * 7 + data[i + 1] * 3 + data[i + 2] + i) % 1000000007;
-      if (colours.size < 99) colours.add((data[i] << 16) | (data[i + 1] << 8) | data[i + 2]);
-    }
-  }
-  return [sum, colours.size];
+  const figure = document.getElementById(`panel-${key}`);
+  return figure.querySelector(".body").innerHTML + figure.querySelector(".readout").textContent;
 }"""
 KEYS = "() => window.dessilbiReport.panels.filter((p) => !p.figure.hidden).map((p) => p.key)"
 NOTHING = "\N{EN DASH}"
@@ -66,8 +54,6 @@ def files(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, Path]:  # fmt: skip
     folder = tmp_path_factory.mktemp("pages")
-    watched = shutil.copytree(shorter.path, folder / shorter.path.name)
-    np.savez(watched / "lyapunov.npz", step=np.arange(1, 25), F=np.linspace(2, 1, 24))
     budgets = shutil.copytree(run.path, folder / run.path.name)
     frontier = json.loads((budgets / "frontier.json").read_text()) | {"judged_on": "validation"}
     (budgets / "frontier.json").write_text(json.dumps(frontier))
@@ -77,7 +63,7 @@ def files(
         for name, chosen in {
             "three": [run.path, other.path, plain.path],
             "plain": [plain.path],
-            "shorter": [watched, run.path],
+            "shorter": [shorter.path, run.path],
             "validation": [budgets],
             "tied": [tied.path],
             "retrained": [retrained.path],
@@ -105,13 +91,19 @@ def opened(browser: Any, file: Path, **options: Any) -> Iterator[Any]:
     assert complaints == []
 
 
-def ink(page: Any) -> dict[str, int]:
-    """Fingerprints of the panels that are shown."""
+def ink(page: Any) -> dict[str, str]:
+    """What stands in the panels that are shown."""
     page.evaluate(FRAMES)
-    return {key: page.evaluate(INK, key)[0] for key in page.evaluate(KEYS)}
+    return {key: page.evaluate(INK, key) for key in page.evaluate(KEYS)}
 
 
-def changed(before: dict[str, int], after: dict[str, int]) -> set[str]:
+def colours(page: Any, key: str) -> int:
+    """How many colours a reader sees in a panel."""
+    with Image.open(BytesIO(page.locator(f"#panel-{key} .body").screenshot())) as picture:
+        return len(np.unique(np.asarray(picture.convert("RGB")).reshape(-1, 3), axis=0))
+
+
+def changed(before: dict[str, str], after: dict[str, str]) -> set[str]:
     return {key for key in before if before[key] != after.get(key)}
 
 
@@ -132,7 +124,7 @@ def test_every_panel_is_drawn(browser: Any, files: dict[str, Path], name: str) -
         keys = page.evaluate(KEYS)
         assert len(keys) == {"one": 10, "three": 11, "plain": 2}[name]
         for key in keys:
-            assert page.evaluate(INK, key)[1] > 5, f"panel {key} is empty"
+            assert colours(page, key) > 5, f"panel {key} is empty"
             assert page.inner_text(f"#panel-{key} .readout")
         assert page.locator(".static:visible").count() == 0
 
@@ -167,11 +159,11 @@ def test_hover_names_the_filter_and_shows_it(browser: Any, files: dict[str, Path
         plot = page.locator("#panel-next .plot")
         plot.scroll_into_view_if_needed()
         box = plot.bounding_box()
-        page.mouse.move(box["x"] + 60, box["y"] + box["height"] - 60)
+        page.mouse.move(box["x"] + 10, box["y"] + box["height"] - 40)
         text = page.inner_text(".tooltip.on")
         assert "filter" in text
         assert "entered at step" in text or "never entered" in text
-        assert page.is_visible(".tooltip.on canvas")
+        assert page.locator(".tooltip.on .picture").count() == 2, "W and Gamma"
         page.mouse.move(2, 2)
         assert page.locator(".tooltip.on").count() == 0
 
@@ -179,10 +171,7 @@ def test_hover_names_the_filter_and_shows_it(browser: Any, files: dict[str, Path
 def test_a_click_highlights_everywhere(browser: Any, files: dict[str, Path]) -> None:
     with opened(browser, files["one"]) as page:
         before = ink(page)
-        plot = page.locator("#panel-filters .plot")
-        plot.scroll_into_view_if_needed()
-        box = plot.bounding_box()
-        page.mouse.click(box["x"] + 20, box["y"] + 40)
+        page.locator("#panel-filters .picture").first.click()
         page.mouse.move(2, 2)
         assert {"paths", "entries", "next", "filters"} <= changed(before, ink(page))
         assert page.input_value("#unit") != ""
@@ -203,10 +192,10 @@ def test_keyboard_alone_is_enough(browser: Any, files: dict[str, Path]) -> None:
         assert page.inner_text("#epoch-out") == "1"
         page.focus("#layer")
         seen = ["layer"]
-        for _ in range(5):
+        for _ in range(4):
             page.keyboard.press("Tab")
             seen.append(page.evaluate("document.activeElement.id || document.activeElement.name"))
-        assert {"layer", "unit", "play", "epoch", "theme"} <= set(seen)
+        assert {"layer", "unit", "epoch", "theme"} <= set(seen)
         style = "getComputedStyle(document.activeElement).outlineStyle"
         assert page.evaluate(style) != "none", "focus is visible"
 
@@ -220,32 +209,6 @@ def test_log_axis_and_other_options(browser: Any, files: dict[str, Path]) -> Non
         before = ink(page)
         page.select_option("#panel-paths select[name=norm]", "V")
         assert changed(before, ink(page)) == {"paths"}
-
-
-def test_every_panel_has_a_table(browser: Any, files: dict[str, Path]) -> None:
-    tables = "() => window.dessilbiReport.panels.map((p) => [p.key, p.spec.csv(p)])"
-    with opened(browser, files["three"]) as page:
-        for key, rows in page.evaluate(tables):
-            assert len(rows) > 1, key
-            assert {len(row) for row in rows} == {len(rows[0])}, key
-        entries = dict(page.evaluate(tables))["entries"]
-        assert [row[0] for row in entries[1:]].count("conv2.weight") == 32
-
-
-def test_downloads(browser: Any, files: dict[str, Path], tmp_path: Path) -> None:
-    for kind in ("CSV", "PNG"):
-        with opened(browser, files["one"]) as page:  # a page each: browsers slow down a series
-            with page.expect_download() as waiting:
-                page.click(f"#panel-accuracy button:text('{kind}')")
-            file = tmp_path / waiting.value.suggested_filename
-            waiting.value.save_as(file)
-        assert file.name.endswith(f"-accuracy.{kind.lower()}")
-        if kind == "PNG":
-            assert file.read_bytes().startswith(b"\x89PNG")
-            continue
-        rows = list(csv.reader(file.read_text().splitlines()))
-        assert rows[0] == ["epoch", "all weights", "support, recalibrated", "support"]
-        assert [row[0] for row in rows[1:]] == ["1", "2", "3", "4"]
 
 
 def test_runs_are_chosen(browser: Any, files: dict[str, Path]) -> None:
@@ -285,19 +248,14 @@ def test_a_run_that_ended_earlier_shows_its_end(
         page.select_option("#run", "1")
         slide(page, 4)
         assert "at epoch" not in numbers(page)
-        rows = page.evaluate("window.dessilbiReport.panels.map((p) => [p.key, p.spec.csv(p)])")
-        head, *table = dict(rows)["dynamics"]
-        at = next(i for i, name in enumerate(head) if name.startswith("Lyapunov"))
-        last_epoch = max(row[0] for row in table if row[at] is not None)
-        assert last_epoch == 2, "its own last epoch, not that of the longest run"
 
 
 def test_budgets_name_the_images_of_the_frontier(browser: Any, files: dict[str, Path]) -> None:
-    label = "window.dessilbiReport.panels.find((p) => p.key === 'budgets').parts[0].chart.ylabel"
+    label = "#panel-budgets .label-y"
     with opened(browser, files["one"]) as page:
-        assert page.evaluate(label) == "accuracy, % of the test images"
+        assert page.inner_text(label) == "accuracy, % of the test images"
     with opened(browser, files["validation"]) as page:
-        assert page.evaluate(label) == "accuracy, %"
+        assert page.inner_text(label) == "accuracy, %"
         legend = page.inner_text("#panel-budgets .legend")
         assert "every budget (validation images)" in legend
         assert "support, by epoch (test images)" in legend
@@ -311,11 +269,15 @@ def test_tied_filters_have_the_recorded_gamma_and_the_joint_norm(
     with opened(browser, files["tied"]) as page:
         found = "window.dessilbiReport.report.runs[0].path"
         Gamma = np.reshape(page.evaluate(f"[...{found}.Gamma]"), filters.Gamma.shape)
-        np.testing.assert_allclose(Gamma, filters.Gamma, atol=1e-4)
+        np.testing.assert_allclose(Gamma, filters.Gamma, rtol=1e-3)
         page.select_option("#layer", label="stem (8 filters)")
         page.evaluate(FRAMES)
-        bars = page.evaluate("window.dessilbiReport.panels.find((p) => p.key === 'next').bars")
-        assert all((bar["ratio"] > 1) == bar["inside"] for bar in bars)
+        line = page.locator("#panel-next .threshold").bounding_box()["y"]
+        bars = page.locator("#panel-next [data-unit] > i")
+        tops = [bars.nth(i).bounding_box()["y"] for i in range(8)]
+        looks = [bars.nth(i).get_attribute("class") for i in range(8)]
+        assert looks == ["inside" if top < line else "outside" for top in tops]
+        assert len(set(looks)) == 2
         assert "They enter with those of write." in page.inner_text("#panel-next .readout")
 
 
@@ -335,11 +297,12 @@ def test_narrow_dark_and_light(browser: Any, files: dict[str, Path]) -> None:
     narrow = {"width": 360, "height": 740}
     with opened(browser, files["three"], viewport=narrow, color_scheme="dark") as page:
         assert page.evaluate("document.documentElement.scrollWidth") <= 360
-        background = "getComputedStyle(document.documentElement).backgroundColor"
-        dark, before = page.evaluate(background), ink(page)
+        look = """() => [document.documentElement, ...document.querySelectorAll(".panel")]
+          .map((one) => getComputedStyle(one)).map((one) => [one.backgroundColor, one.color])"""
+        dark, before = page.evaluate(look), ink(page)
         page.click("#theme")
-        assert page.evaluate(background) != dark
-        assert changed(before, ink(page)) == before.keys()
+        assert all(a != b for a, b in zip(dark, page.evaluate(look), strict=True))
+        assert ink(page) == before, "the style sheet does it"
 
 
 def test_without_javascript_figures_and_tables_are_there(

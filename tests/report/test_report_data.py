@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import shutil
+import zlib
+from io import BytesIO
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from report_runs import subnet_run
 
 from dessilbi.lab.run.config import OptimizerConfig
@@ -19,9 +23,8 @@ from dessilbi.path.layers import make_layers
 from dessilbi.report import read_run
 from dessilbi.report.checkpoint_images import gamma_of, twins_of
 from dessilbi.report.overlap import between_epochs, between_runs
-from dessilbi.report.pack import Packer
-from dessilbi.report.payload import make_payload
-from dessilbi.report.pixels import LARGEST, draw_sheet, sheet_of
+from dessilbi.report.payload import Block, make_payload
+from dessilbi.report.pictures import NEGATIVE, POSITIVE, coloured, draw, png
 from dessilbi.report.summary import headline, summary
 
 if TYPE_CHECKING:
@@ -43,7 +46,7 @@ def test_rows_agree_with_the_path(run: RunDir) -> None:
     assert path is not None
     assert filters is not None
     for layer in path.layers:
-        rows = filters.rows(path.layers, layer.name)
+        rows = filters.rows(layer.name)
         for place, epoch in enumerate(path.epochs):
             norms = path.norms(epoch, layer.name)
             assert np.array_equal(filters.W[place, rows], norms.W.numpy())
@@ -66,11 +69,14 @@ def test_gamma_of_a_kept_epoch_has_the_recorded_norms_and_support(run: RunDir) -
         assert torch.equal(Gamma != 0, path.support(2)[layer.name])
     assert [kept.epoch for kept in data.checkpoints] == [0, 2, 4], "the last one counts as kept"
     assert all(kept.images.keys() == {one.name for one in path.layers} for kept in data.checkpoints)
-    assert not data.checkpoints[0].images["conv1.weight"].Gamma.any()
+    opacity = data.checkpoints[0].images["conv1.weight"]["Gamma"][..., 3]
+    assert not opacity.any(), "nothing has entered yet"
 
 
-def test_overlap_is_one_less_the_distance_of_the_stopping_rule(run: RunDir, other: RunDir) -> None:
-    path, theirs = read_run(run.path).path, read_run(other.path).path
+def test_overlap_is_one_less_the_distance_of_the_stopping_rule(
+    run: RunDir, other: RunDir, tied: RunDir
+) -> None:
+    path, theirs, tied_path = (read_run(one.path).path for one in (run, other, tied))
     assert path is not None
     assert theirs is not None
 
@@ -82,11 +88,12 @@ def test_overlap_is_one_less_the_distance_of_the_stopping_rule(run: RunDir, othe
         for j, b in enumerate(found.epochs):
             expected = 1 - support_distance(flat(path, a), flat(path, b))
             assert found.shares[i, j] == pytest.approx(expected, abs=1e-6)
-    matrix = between_runs([path, None, theirs], [0, 4])
-    assert np.isnan(matrix[0]).all(), "two empty supports share nothing worth a number"
+    shares = between_runs(path, theirs)
+    assert 0 not in shares, "two empty supports share nothing worth a number"
     expected = 1 - support_distance(flat(path, 4), flat(theirs, 4))
-    assert matrix[1, 0, 2] == pytest.approx(expected, abs=1e-6)
-    assert np.isnan(matrix[1, 1]).all()
+    assert shares[4] == pytest.approx(expected, abs=1e-6)
+    assert tied_path is not None
+    assert between_runs(path, tied_path) == {}, "other layers"
 
 
 def test_the_story_is_that_of_the_numbers(run: RunDir, plain: RunDir) -> None:
@@ -131,9 +138,7 @@ def test_tied_filters_are_compared_by_their_joint_norm(tied: RunDir) -> None:
     assert path is not None
     assert filters is not None
     assert filters.partners == {"stem.weight": ("write.weight",), "write.weight": ("stem.weight",)}
-    stem, read, write = (
-        filters.rows(path.layers, f"{name}.weight") for name in ("stem", "read", "write")
-    )
+    stem, read, write = (filters.rows(f"{name}.weight") for name in ("stem", "read", "write"))
     assert np.array_equal(filters.joint[:, stem], filters.joint[:, write])
     together = np.hypot(filters.V[:, stem], filters.V[:, write])
     np.testing.assert_allclose(filters.joint[:, stem], together, rtol=1e-6)
@@ -203,48 +208,55 @@ def test_a_subnetwork_without_a_twin_keeps_the_density_of_its_mask(run: RunDir) 
 
 
 @pytest.mark.parametrize(
-    ("shape", "dim", "mode", "size"),
+    ("shape", "dim", "size"),
     [
-        ((16, 1, 3, 3), 0, "signed", (3, 3)),
-        ((8, 3, 5, 5), 0, "colour", (5, 5)),
-        ((32, 16, 3, 3), 0, "signed", (12, 12)),
-        ((4, 6, 2, 2), 1, "signed", (4, 4)),
-        ((512, 512, 3, 3), 0, "pooled", (12, 12)),
-        ((300, 784), None, "signed", (28, 28)),
-        ((10, 7), None, "signed", (3, 3)),
+        ((16, 1, 3, 3), 0, (3, 3, 1)),
+        ((8, 3, 5, 5), 0, (5, 5, 3)),
+        ((32, 16, 3, 3), 0, (12, 12, 1)),
+        ((4, 6, 2, 2), 1, (4, 4, 1)),
+        ((300, 784), None, (28, 28, 1)),
+        ((10, 7), None, (3, 3, 1)),
     ],
 )
-def test_pictures_hold_every_weight_or_say_so(
-    shape: tuple[int, ...], dim: int | None, mode: str, size: tuple[int, int]
+def test_pictures_hold_every_weight(
+    shape: tuple[int, ...], dim: int | None, size: tuple[int, int, int]
 ) -> None:
     (layer,) = make_layers([("x", shape, dim)])
-    sheet = sheet_of(layer)
-    assert (sheet.mode, (sheet.height, sheet.width)) == (mode, size)
     weights = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
-    image = draw_sheet(weights, layer)
-    assert image.shape == (layer.rows, sheet.height, sheet.width, sheet.channels)
-    assert sheet.size <= LARGEST
-    if mode == "pooled":
-        total = np.square(image).sum(axis=(1, 2, 3)) * 32  # bands of 32 channels
-        np.testing.assert_allclose(total, np.square(weights).sum(axis=(1, 2, 3)), rtol=1e-4)
-    else:
-        assert np.array_equal(np.sort(image[image != 0]), np.sort(weights.ravel()))
+    pictures = draw(weights, layer)
+    assert pictures.shape == (layer.rows, *size)
+    assert np.array_equal(np.sort(pictures[pictures != 0]), np.sort(weights.ravel()))
 
 
-def test_packed_norms_come_back_to_sixteen_bits() -> None:
-    import base64
-    import zlib
+def test_colours_of_weights_say_sign_and_size() -> None:
+    pictures = np.array([-2.0, -1.0, 0.0, 1.0, 2.0], dtype=np.float32).reshape(5, 1, 1, 1)
+    colours = coloured(pictures).reshape(5, 4)
+    assert [tuple(one) for one in colours[[0, 4], :3]] == [NEGATIVE, POSITIVE]
+    opacity = colours[:, 3].astype(int)
+    assert opacity[[0, 2, 4]].tolist() == [255, 0, 255]
+    assert 120 < opacity[1] == opacity[3] < 140
+    assert coloured(np.zeros((1, 2, 2, 3), dtype=np.float32))[..., :3].tolist() == [
+        [[[127, 127, 127]] * 2] * 2
+    ]
 
-    norms = np.abs(np.random.default_rng(0).standard_normal((5, 7))).astype(np.float32)
-    norms[2, 1] = np.nan
-    packer = Packer()
-    packer.add(np.arange(3, dtype=np.uint8))
-    entry = packer.add_scaled(norms, [0, 4])
-    raw = np.frombuffer(zlib.decompress(base64.b64decode(packer.text())), dtype=np.uint8)
-    planes = raw[entry["at"] : entry["at"] + 70].reshape(2, 35).astype(np.uint16)
-    rounded = np.cumsum((planes[0] | planes[1] << 8).reshape(5, 7), axis=0, dtype=np.uint16)
-    scale = np.repeat(entry["scales"], [4, 3])
-    np.testing.assert_allclose(rounded * scale, np.nan_to_num(norms), atol=scale.max())
+
+def test_a_png_gives_back_its_pixels() -> None:
+    rng = np.random.default_rng(0)
+    for colours in (rng.integers(0, 256, (9, 4)), rng.integers(0, 256, (999, 4))):
+        pixels = colours[rng.integers(0, len(colours), (40, 30))].astype(np.uint8)
+        with Image.open(BytesIO(base64.b64decode(png(pixels)))) as image:
+            assert np.array_equal(np.asarray(image.convert("RGBA")), pixels)
+
+
+def test_arrays_of_the_page_begin_where_a_typed_array_may() -> None:
+    norms = np.array([0.5, np.nan, 1e9, np.inf, 0.1], dtype=np.float32)
+    block = Block()
+    block.add(np.arange(3, dtype=np.uint8))
+    entry = block.add_rounded(norms)
+    assert (entry["kind"], entry["at"], entry["size"]) == ("Float16Array", 4, 5)
+    raw = zlib.decompress(base64.b64decode(block.text()))
+    found = np.frombuffer(raw, dtype=np.float16, count=5, offset=4)
+    np.testing.assert_allclose(found, [0.5, 0, 65504, 65504, 0.1], rtol=1e-3)
 
 
 def test_the_payload_is_json_even_of_a_run_that_diverged(copy: RunDir) -> None:
@@ -297,11 +309,10 @@ def test_a_line_that_was_cut_short_is_left_out(copy: RunDir) -> None:
 def test_what_can_be_done_without_is_noted(copy: RunDir) -> None:
     (copy.path / "environment.json").write_text("{")
     (copy.path / "frontier.json").write_text('{"points": [{"density": "x"}]}')
-    (copy.path / "lyapunov.npz").write_text("no archive")
     next((copy.path / "checkpoint-2").glob("*.safetensors")).write_bytes(b"short")
     (copy.path / LAST / "state.json").write_text("[]")
     data = read_run(copy.path)
     assert [kept.epoch for kept in data.checkpoints] == [0]
     notes = "\n".join(data.notes)
-    for part in ("environment.json", "frontier.json", "lyapunov.npz", "weights of epoch 2"):
+    for part in ("environment.json", "frontier.json", "weights of epoch 2"):
         assert part in notes

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import TYPE_CHECKING, Any, Literal
-
-import numpy as np
 
 from dessilbi.report.overlap import between_runs
 
@@ -202,8 +201,8 @@ def _enough(run: RunData) -> str:
 
 
 def _dynamics(runs: Sequence[RunData]) -> Iterator[Chart]:
-    """Coupling gap, augmented loss and the Lyapunov value, as far as they were recorded."""
-    gap, augmented, lyapunov = [], [], []
+    """Coupling gap and augmented loss, as far as they were recorded."""
+    gap, augmented = [], []
     for i, run in enumerate(runs):
         path, colour = run.path, run_colour(i)
         if path is not None:
@@ -214,35 +213,24 @@ def _dynamics(runs: Sequence[RunData]) -> Iterator[Chart]:
             if known:
                 x, y = map(list, zip(*known, strict=True))
                 augmented.append(Series(run.name, i, x, y, colour))
-        if run.lyapunov is not None and len(run.lyapunov.step):
-            steps = path.step if path is not None and path.step else int(run.lyapunov.step[-1])
-            x = (run.lyapunov.step * (run.done / steps)).tolist()
-            lyapunov.append(Series(run.name, i, x, run.lyapunov.F.tolist(), colour))
     for title, found in (
         ("coupling gap ‖W − Γ‖", gap),  # noqa: RUF001
         ("augmented loss L + ‖W − Γ‖² / 2ν", augmented),  # noqa: RUF001
-        ("Lyapunov value F", lyapunov),
     ):
         yield Chart(title, title, found, log="y", floor=0)
 
 
 def _between(runs: Sequence[RunData]) -> Chart:
-    """Overlap of supports between runs, at the epochs that at least two of them recorded."""
-    paths = [run.path for run in runs]
-    marked = [epoch for path in paths if path is not None for epoch in path.epochs]
-    epochs = sorted({epoch for epoch in marked if marked.count(epoch) > 1})
+    """Overlap of supports between runs."""
     series = []
-    if epochs:
-        # Large nets of many epochs are compared at some of them.
-        largest = max(path.groups for path in paths if path is not None)
-        step = -(-len(epochs) // max(8, 20_000_000 // max(largest, 1)))
-        epochs = sorted({*epochs[::step], epochs[-1]})
-        matrix = between_runs(paths, epochs)
-        for i, j in np.argwhere(~np.isnan(matrix).all(0)).tolist():
-            known = ~np.isnan(matrix[:, i, j])
-            if i != j:
-                label = f"{runs[i].name} and {runs[j].name}"
-                x, y = np.array(epochs)[known].tolist(), (100 * matrix[known, i, j]).tolist()
-                series.append(Series(label, i, x, y, run_colour(j)))
+    for (i, a), (j, b) in combinations(enumerate(runs), 2):
+        if a.path is None or b.path is None:
+            continue
+        shares = between_runs(a.path, b.path)
+        x: list[float] = list(shares)
+        y = [100 * share for share in shares.values()]
+        for (first, one), (second, other) in (((i, a), (j, b)), ((j, b), (i, a))):
+            label = f"{one.name} and {other.name}"
+            series += [Series(label, first, x, y, run_colour(second))] if x else []
     ylabel = "weights in both over weights in either, %"
     return Chart("Support overlap between runs", ylabel, series, unit="\u00a0%", floor=0)

@@ -1,4 +1,4 @@
-"""Epochs whose weights a run kept: W and Gamma of every layer, as pictures and as histograms."""
+"""Epochs whose weights a run kept: W and Gamma of every layer as pictures."""
 
 from __future__ import annotations
 
@@ -12,28 +12,19 @@ from dessilbi.lab.run.directory import RunError
 from dessilbi.lab.run.files import LAST, STATE, checkpoint_name, kept_epochs
 from dessilbi.optim import Lasso
 from dessilbi.optim.prox import along
-from dessilbi.report.pixels import draw_sheet, sheet_of
+from dessilbi.report.pictures import coloured, draw
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
     from torch import Tensor
 
     from dessilbi.lab.run.directory import Checkpoint, RunDir
     from dessilbi.path import Layer, SolutionPath
+    from dessilbi.report.pictures import Pixels
 
+MOST_EPOCHS = 12
+"""Kept epochs that are shown; of more every second, third, ... one."""
 LARGEST = 4_000_000
-"""Pixels of a run's pictures, W and Gamma at all kept epochs, beyond which some are left out."""
-BINS = 48
-HIGHEST = 1.5
-"""Histograms of |V| / lambd go from 0 to here; the last bin takes what is above."""
-
-
-@dataclass(frozen=True)
-class Images:
-    """The pictures of one layer at one epoch."""
-
-    W: NDArray[np.float32]
-    Gamma: NDArray[np.float32]
+"""Weights of all pictures, W and Gamma at those epochs, beyond which layers are left out."""
 
 
 @dataclass(frozen=True)
@@ -41,25 +32,19 @@ class CheckpointImages:
     """One kept epoch."""
 
     epoch: int
-    images: dict[str, Images]
-    """By layer; a layer that was left out for its size is missing."""
-    histograms: dict[str, NDArray[np.int64]]
-    """Of |V| / lambd by element, for Lasso layers."""
+    images: dict[str, dict[str, Pixels]]
+    """Pictures of "W" and "Gamma" by layer; a layer that was left out for its size is missing."""
 
 
 def read_checkpoint_images(
     run: RunDir, path: SolutionPath, notes: list[str]
 ) -> tuple[CheckpointImages, ...]:
-    """Every kept epoch, as many pictures as the limit allows; the first layer is always there."""
+    """Every kept epoch, as many pictures as the limits allow; the first layer is always there."""
     if path.ranking is None:
         return ()
     folders = _folders(run)
-    epochs, left_out = _within_limit(sorted(folders), path)
-    if left_out:
-        notes.append(
-            "filters are not shown at the kept epochs "
-            f"{', '.join(map(str, left_out))}: the file would become too large"
-        )
+    every = max(1, -(-len(folders) // MOST_EPOCHS))
+    epochs = sorted(folders)[::-every][::-1]  # the last one always
     shown = _layers_shown(path, len(epochs))
     hidden = [layer.name for layer in path.layers if layer.name not in shown]
     if hidden:
@@ -69,7 +54,7 @@ def read_checkpoint_images(
         try:
             checkpoint = run.load(folders[epoch])
             if checkpoint is not None:
-                found.append(_images(epoch, checkpoint, path, shown))
+                found.append(CheckpointImages(epoch, _images(epoch, checkpoint, path, shown)))
         except (RunError, ValueError, KeyError) as error:
             notes.append(f"the weights of epoch {epoch} are left out: {error}")
     return tuple(found)
@@ -88,35 +73,18 @@ def _folders(run: RunDir) -> dict[int, str]:
     return found
 
 
-def _within_limit(epochs: list[int], path: SolutionPath) -> tuple[list[int], list[int]]:
-    """The kept epochs to show, first and last always, and those left out."""
-    smallest = 2 * sum(sheet_of(layer).size for layer in path.layers[:1])
-    most = max(2, min(24, LARGEST // max(smallest, 1)))
-    if len(epochs) <= most:
-        return epochs, []
-    indices = np.unique(np.linspace(0, len(epochs) - 1, most).round().astype(int))
-    chosen = [epochs[i] for i in indices]
-    return chosen, [epoch for epoch in epochs if epoch not in chosen]
-
-
 def _layers_shown(path: SolutionPath, epochs: int) -> set[str]:
     """The first layer, then the smaller ones, until the limit is reached."""
-    order = sorted(path.layers[1:], key=lambda layer: sheet_of(layer).size)
-    shown: set[str] = set()
-    used = 0
-    for layer in [*path.layers[:1], *order]:
-        used += 2 * epochs * sheet_of(layer).size
-        if shown and used > LARGEST:
-            break
-        shown.add(layer.name)
-    return shown
+    layers = [*path.layers[:1], *sorted(path.layers[1:], key=lambda layer: layer.numel)]
+    used = np.cumsum([2 * epochs * layer.numel for layer in layers])
+    return {layer.name for i, layer in enumerate(layers) if i == 0 or used[i] <= LARGEST}
 
 
 def _images(
     epoch: int, checkpoint: Checkpoint, path: SolutionPath, shown: set[str]
-) -> CheckpointImages:
+) -> dict[str, dict[str, Pixels]]:
     model, twins = checkpoint.part("model"), twins_of(checkpoint, path)
-    images, histograms = {}, {}
+    images = {}
     for layer in path.layers:
         if layer.name not in model:
             raise ValueError(f"the checkpoint has no weights {layer.name!r}")
@@ -124,13 +92,9 @@ def _images(
         if tuple(W.shape) != layer.shape:
             raise ValueError(f"{layer.name} has shape {tuple(W.shape)}, the path {layer.shape}")
         if layer.name in shown:
-            Gamma = gamma_of(layer, V, path, epoch)
-            images[layer.name] = Images(
-                draw_sheet(W.numpy(), layer), draw_sheet(Gamma.numpy(), layer)
-            )
-        if not layer.exact:
-            histograms[layer.name] = _histogram(layer, V, path)
-    return CheckpointImages(epoch, images, histograms)
+            both = {"W": W, "Gamma": gamma_of(layer, V, path, epoch)}
+            images[layer.name] = {k: coloured(draw(t.numpy(), layer)) for k, t in both.items()}
+    return images
 
 
 def twins_of(checkpoint: Checkpoint, path: SolutionPath) -> dict[str, Tensor]:
@@ -145,7 +109,7 @@ def twins_of(checkpoint: Checkpoint, path: SolutionPath) -> dict[str, Tensor]:
 
 
 def gamma_of(layer: Layer, V: Tensor, path: SolutionPath, epoch: int) -> Tensor:
-    """Gamma of a marked epoch, with the norms or the thresholds that the path recorded.
+    """Gamma of a recorded epoch, with the norms or the thresholds that the path recorded.
 
     ``Gamma_g`` is a multiple of ``V_g``, whatever other layers its group reaches into; for the
     Lasso ``Gamma = kappa * prox(V)``.
@@ -159,11 +123,3 @@ def gamma_of(layer: Layer, V: Tensor, path: SolutionPath, epoch: int) -> Tensor:
     if lambd.numel() > 1:
         lambd = lambd.reshape(V.shape)
     return path.ranking.kappa[layer.name] * Lasso(lambd).prox(V)
-
-
-def _histogram(layer: Layer, V: Tensor, path: SolutionPath) -> NDArray[np.int64]:
-    assert path.ranking is not None
-    lambd = path.ranking.thresholds[layer.name]
-    ratio = np.abs(V.flatten().numpy()) / np.where(lambd > 0, lambd, np.float32(1e-12))
-    counts, _ = np.histogram(np.minimum(ratio, HIGHEST - 1e-6), bins=BINS, range=(0, HIGHEST))
-    return counts.astype(np.int64)

@@ -1,32 +1,54 @@
-"""Panels of curves and points as printed figures."""
+"""Panels as printed figures, one function a panel."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dessilbi.report.style import COLUMN, PAGE, PALETTE, new_figure, whole_epochs
+import numpy as np
+
+from dessilbi.report.filters import best_layer, short, unit_word
+from dessilbi.report.pictures import entry_map, entry_picture, overlap_picture
+from dessilbi.report.style import (
+    COLUMN,
+    INSIDE,
+    OUTSIDE,
+    PAGE,
+    PALETTE,
+    new_figure,
+    whole_epochs,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from numpy.typing import NDArray
 
+    from dessilbi.path import SolutionPath
     from dessilbi.report.charts import Chart, Charts
+    from dessilbi.report.filters import Filters
+    from dessilbi.report.pictures import Pixels
+    from dessilbi.report.run_data import RunData
 
 _LINES = {"solid": "-", "dashed": "--", "dotted": ":", "none": ""}
 _MARKS = {"": "", "dot": ".", "disc": "o", "square": "s"}
+_MANY = 4000
+"""Line segments, beyond which they become pixels in an SVG or PDF."""
+_SHOWN = 32
+"""Filters as images in a printed figure, and bars of a layer that are numbered."""
+_ACROSS = 8
 
 
-def draw_charts(panel: Charts, *, log: bool) -> Figure:
-    """A figure of a panel; of alternatives the first, of the chosen run's series the first run's.
+def charts(panel: Charts, *, log: bool) -> Figure:
+    """Curves and points; of alternatives the first, of the chosen run's series the first run's.
 
     Args:
         panel: the charts.
         log: whether axes that can be logarithmic are.
     """
-    charts = panel.charts[:1] if panel.alternatives else panel.charts
-    figure = new_figure(*((COLUMN, 2.4) if len(charts) == 1 else (PAGE, 2.1)))
-    for i, chart in enumerate(charts):
-        axes = figure.add_subplot(1, len(charts), i + 1)
+    shown = panel.charts[:1] if panel.alternatives else panel.charts
+    figure = new_figure(*((COLUMN, 2.4) if len(shown) == 1 else (PAGE, 2.1)))
+    for i, chart in enumerate(shown):
+        axes = figure.add_subplot(1, len(shown), i + 1)
         first = min(one.run for one in chart.series)
         for one in chart.series:
             if one.run == first or not panel.of_a_run:
@@ -34,13 +56,13 @@ def draw_charts(panel: Charts, *, log: bool) -> Figure:
                     one.x, one.y, _LINES[one.dash] + _MARKS[one.mark], color=PALETTE[one.colour],
                     markersize=3, label=one.label,
                 )  # fmt: skip
-        _dress(axes, chart, log=log)
+        _label(axes, chart, log=log)
         if i == 0 and len(axes.lines) > 1:
             axes.legend()
     return figure
 
 
-def _dress(axes: Axes, chart: Chart, *, log: bool) -> None:
+def _label(axes: Axes, chart: Chart, *, log: bool) -> None:
     axes.set_title(chart.title if chart.xlabel == "epoch" else f"Accuracy against {chart.title}")
     if chart.ylabel != chart.title:
         axes.set_ylabel(chart.ylabel)
@@ -52,3 +74,179 @@ def _dress(axes: Axes, chart: Chart, *, log: bool) -> None:
         whole_epochs(axes)
     else:
         axes.set_xlabel(chart.xlabel)
+
+
+def paths(run: RunData, layer: str | None = None) -> Figure:
+    """The norm of every filter of a layer: the paper's Figure 1."""
+    from matplotlib.collections import LineCollection
+
+    path, filters, name = _of(run, layer)
+    rows = filters.rows(name)
+    W, inside, entered = filters.W[:, rows], filters.inside[:, rows] > 0, filters.entered[rows]
+    epochs = np.array(path.epochs, dtype=np.float64)
+    came = np.flatnonzero(~np.isnan(entered))
+    at = [np.interp(entered[i], epochs, W[:, i]) for i in came]
+    points = np.stack([np.broadcast_to(epochs[:, None], W.shape), W], axis=-1)
+    outside = np.stack([points[:-1], points[1:]], axis=2)
+    # The step of an entry is known: what lies before it is still outside.
+    enters = inside[1:] & (epochs[:-1, None] < entered) & (entered < epochs[1:, None])
+    within = outside.copy()
+    for i, value in zip(came, at, strict=True):
+        within[enters[:, i], i, 0] = entered[i], value
+    figure = new_figure(COLUMN, 2.8)
+    axes = figure.add_subplot()
+    for lines, colour, style, label in (
+        (outside[~inside[1:] | enters], OUTSIDE, (0, (3, 1.5)), "outside"),
+        (within[inside[1:]], INSIDE, "solid", "in the support"),
+    ):
+        axes.add_collection(LineCollection(
+            list(lines), colors=colour, linestyles=[style], linewidths=0.7, alpha=0.8,
+            label=label, rasterized=inside.size > _MANY,
+        ))  # fmt: skip
+    axes.plot(
+        entered[came], at, "o", color=INSIDE, markersize=2.2, markerfacecolor="white",
+        markeredgewidth=0.6, label="entry", rasterized=len(at) > _MANY,
+    )  # fmt: skip
+    axes.autoscale()
+    axes.set_ylim(bottom=0)
+    found = path.layer(name)
+    axes.set_ylabel(f"norm of the {unit_word(found)}, ||W||")
+    axes.set_title(f"{short(name)}: {len(came)} of {found.rows} entered")
+    whole_epochs(axes)
+    axes.legend()
+    return figure
+
+
+def entries(run: RunData) -> Figure:
+    """Every filter of the net against epochs, coloured by the epoch of its entry."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+
+    path, filters, _ = _of(run, None)
+    last = path.epochs[-1]
+    picture = np.concatenate([entry_picture(filters, one.name, last) for one in path.layers])
+    figure = new_figure(PAGE, 3.4)
+    axes = figure.add_subplot()
+    axes.set_facecolor("#e8e8e8")
+    extent = (path.epochs[0] - 0.5, last + 0.5, len(picture), 0)
+    axes.imshow(picture, aspect="auto", extent=extent, interpolation="nearest")
+    scale = ScalarMappable(Normalize(0, max(last, 1)), entry_map())
+    figure.colorbar(scale, ax=axes, label="epoch of entry", pad=0.01)
+    slices = [filters.rows(layer.name) for layer in path.layers]
+    for rows in slices[1:]:
+        axes.axhline(rows.start, color="white", linewidth=0.6)
+    middles = [(rows.start + rows.stop) / 2 for rows in slices]
+    axes.set_yticks(middles, [short(layer.name) for layer in path.layers])
+    axes.tick_params(axis="y", labelsize=min(7, max(3, 200 / len(middles))))
+    axes.grid(visible=False)
+    axes.set_title("Who entered when")
+    whole_epochs(axes)
+    return figure
+
+
+def next_to_enter(run: RunData, layer: str | None = None) -> Figure | None:
+    """||V_g|| over lambd at the last epoch, filter by filter; of tied ones the joint norm."""
+    path, filters, name = _of(run, layer)
+    rows = filters.rows(name)
+    ratio = filters.joint[-1, rows] / filters.threshold[rows]
+    if not np.isfinite(ratio).any():
+        return None
+    order = np.argsort(-ratio)
+    colours = np.where(filters.inside[-1, rows][order] > 0, INSIDE, OUTSIDE)
+    figure = new_figure(COLUMN, 2.4)
+    axes = figure.add_subplot()
+    axes.bar(np.arange(len(order)), ratio[order], color=list(colours), width=0.8)
+    axes.axhline(1, color="black", linewidth=0.8)
+    numbered = order if len(order) <= _SHOWN else order[:0]
+    axes.set_xticks(np.arange(len(numbered)), [str(i) for i in numbered], fontsize=5)
+    axes.grid(visible=False, axis="x")
+    axes.set_xlabel(f"{unit_word(path.layer(name))}s of {short(name)}, nearest first")
+    axes.set_ylabel("joint ||V|| / lambd" if name in filters.partners else "||V|| / lambd")
+    axes.set_title(f"Who is next, after epoch {path.epochs[-1]}")
+    return figure
+
+
+def densities(run: RunData) -> Figure | None:
+    """Density of every layer."""
+    found = run.last.get("densities")
+    if run.path is not None:
+        last = run.path.epochs[-1]
+        found = {layer.name: run.path.density(last, layer.name) for layer in run.path.layers}
+    if not isinstance(found, dict) or not found:
+        return None
+    figure = new_figure(COLUMN, 0.9 + 0.16 * len(found))
+    axes = figure.add_subplot()
+    heights = np.arange(len(found))
+    axes.barh(heights, [100 * float(v) for v in found.values()], color=INSIDE, height=0.65)
+    axes.set_yticks(heights, [short(str(name)) for name in found])
+    axes.invert_yaxis()
+    axes.set_xlim(0, 100)
+    axes.set_xlabel("density, % of the layer's weights")
+    axes.grid(visible=False, axis="y")
+    axes.set_title(f"Density by layer after epoch {run.done}")
+    return figure
+
+
+def filter_images(run: RunData, layer: str | None = None) -> Figure | None:
+    """W and Gamma at the last kept epoch."""
+    if not run.checkpoints:
+        return None
+    path, filters, name = _of(run, layer)
+    kept = run.checkpoints[-1]
+    if name not in kept.images:
+        name = next(iter(kept.images))
+    order = filters.order(name)[:_SHOWN]
+    snapshot = path.epochs.index(kept.epoch)
+    inside = filters.inside[snapshot, filters.rows(name)][order] > 0
+    figure = new_figure(PAGE, 0.5 + 0.42 * -(-len(order) // _ACROSS))
+    for side, (what, pictures) in enumerate(kept.images[name].items()):
+        axes = figure.add_subplot(1, 2, side + 1)
+        _contact_sheet(axes, pictures[order], inside)
+        axes.set_title(f"{what} of {short(name)}, epoch {kept.epoch}")
+    return figure
+
+
+def _contact_sheet(axes: Axes, pictures: Pixels, inside: NDArray[np.bool_]) -> None:
+    """Pictures in rows, with a frame that says whether each is in the support."""
+    from matplotlib.patches import Rectangle
+
+    _, height, width, _ = pictures.shape
+    pitch = 1.16 * max(height, width)
+    for index, (picture, is_inside) in enumerate(zip(pictures, inside, strict=True)):
+        x, y = (index % _ACROSS) * pitch, (index // _ACROSS) * pitch
+        axes.imshow(picture, extent=(x, x + width, y + height, y))
+        colour = INSIDE if is_inside else OUTSIDE
+        axes.add_patch(
+            Rectangle((x, y), width, height, fill=False, edgecolor=colour, linewidth=0.8)
+        )
+    axes.set_xlim(-0.1 * pitch, _ACROSS * pitch)
+    axes.set_ylim(-(-len(pictures) // _ACROSS) * pitch, -0.1 * pitch)
+    axes.set_axis_off()
+
+
+def overlap(run: RunData) -> Figure | None:
+    """Overlap of the supports of every two epochs."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+
+    found = run.overlap
+    if found is None:
+        return None
+    figure = new_figure(COLUMN, 2.8)
+    axes = figure.add_subplot()
+    ends = (found.epochs[0] - 0.5, found.epochs[-1] + 0.5)
+    axes.imshow(overlap_picture(found.shares), extent=(*ends, *ends), interpolation="nearest")
+    scale = ScalarMappable(Normalize(0, 100), "cividis")
+    figure.colorbar(scale, ax=axes, label="overlap, %")
+    axes.grid(visible=False)
+    axes.set_ylabel("epoch")
+    axes.set_title("Support overlap")
+    whole_epochs(axes)
+    return figure
+
+
+def _of(run: RunData, layer: str | None) -> tuple[SolutionPath, Filters, str]:
+    assert run.path is not None
+    assert run.filters is not None
+    name = best_layer(run.path) if layer is None else run.path.layer(layer).name
+    return run.path, run.filters, name

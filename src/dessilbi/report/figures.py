@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 from dessilbi._disk import write_whole
 from dessilbi.lab.run.directory import RunError, clear_errors
 from dessilbi.lab.run.files import FIGURES
-from dessilbi.report import path_drawings
+from dessilbi.report import drawings
 from dessilbi.report.charts import charts_of
-from dessilbi.report.drawings import draw_charts
 from dessilbi.report.run_data import read_runs
 from dessilbi.report.style import STYLE
 
@@ -32,17 +31,17 @@ def make_figures(runs: Sequence[RunData], layer: str | None = None) -> dict[str,
 
     shown = next((run for run in runs if run.path is not None), runs[0])
     makers: dict[str, Callable[[], Figure | None]] = {
-        key: partial(draw_charts, charts, log=key != "dynamics")
+        key: partial(drawings.charts, charts, log=key != "dynamics")
         for key, charts in charts_of(runs).items()
     }
-    makers["densities"] = lambda: path_drawings.densities(shown)
+    makers["densities"] = lambda: drawings.densities(shown)
     if shown.path is not None:
         makers |= {
-            "paths": lambda: path_drawings.paths(shown, layer),
-            "entries": lambda: path_drawings.entries(shown),
-            "next": lambda: path_drawings.next_to_enter(shown, layer),
-            "filters": lambda: path_drawings.filter_images(shown, layer),
-            "overlap": lambda: path_drawings.overlap(shown),
+            "paths": lambda: drawings.paths(shown, layer),
+            "entries": lambda: drawings.entries(shown),
+            "next": lambda: drawings.next_to_enter(shown, layer),
+            "filters": lambda: drawings.filter_images(shown, layer),
+            "overlap": lambda: drawings.overlap(shown),
         }
     with mpl.rc_context(STYLE):
         made = {key: make() for key, make in makers.items()}

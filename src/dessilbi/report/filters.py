@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,36 +29,43 @@ class Filters:
     """Share of a row's weights in the support, 0 to 255; 0 is none, 255 is all."""
     entry: NDArray[np.int32]
     """Step at which a row first had a weight in the support; -1 if never."""
+    entered: NDArray[np.float32]
+    """The same in epochs and parts of them; NaN if never."""
     leaves: NDArray[np.int32]
     """How often a group left again; 0 for Lasso layers, whose weights come and go one by one."""
     threshold: NDArray[np.float32]
     """lambd of a group; NaN for Lasso layers, or if it is not known."""
     partners: dict[str, tuple[str, ...]]
     """By tied layer, the others that its filters enter with."""
-    starts: tuple[int, ...]
-    """First row of each layer."""
+    slices: dict[str, slice]
 
-    def rows(self, layers: tuple[Layer, ...], name: str) -> slice:
+    def rows(self, name: str) -> slice:
         """The rows of a layer."""
-        at = next(i for i, layer in enumerate(layers) if layer.name == name)
-        return slice(self.starts[at], self.starts[at] + layers[at].rows)
+        return self.slices[name]
+
+    def order(self, name: str) -> NDArray[np.intp]:
+        """The rows of a layer from the first to enter, numbered within it."""
+        return np.argsort(self.entered[self.rows(name)], kind="stable")  # NaN comes last
 
 
 def filters_of(path: SolutionPath) -> Filters:
     """What a path tells of its rows."""
-    norms = np.stack([s.norms for s in path.snapshots])
-    starts = np.cumsum([0, *(layer.rows for layer in path.layers)])
-    inside = np.zeros((len(path.snapshots), int(starts[-1])), dtype=np.uint8)
+    starts = np.cumsum([0, *(layer.rows for layer in path.layers)]).tolist()
+    slices = {
+        layer.name: slice(start, start + layer.rows)
+        for layer, start in zip(path.layers, starts, strict=False)
+    }
+    inside = np.zeros((len(path.snapshots), starts[-1]), dtype=np.uint8)
     for index in range(len(path.snapshots)):
         bits = path.supports.at(index)
-        for layer, start in zip(path.layers, starts, strict=False):
-            inside[index, start : start + layer.rows] = _share(bits[layer.slice], layer)
-    entry = np.full(int(starts[-1]), NEVER, dtype=np.int32)
-    leaves = np.zeros(int(starts[-1]), dtype=np.int32)
-    threshold = np.full(int(starts[-1]), np.nan, dtype=np.float32)
+        for layer in path.layers:
+            inside[index, slices[layer.name]] = _share(bits[layer.slice], layer)
+    entry = np.full(starts[-1], NEVER, dtype=np.int32)
+    leaves = np.zeros(starts[-1], dtype=np.int32)
+    threshold = np.full(starts[-1], np.nan, dtype=np.float32)
     steps = np.array([s.step for s in path.snapshots], dtype=np.int32)
-    for layer, start in zip(path.layers, starts, strict=False):
-        rows = slice(int(start), int(start) + layer.rows)
+    for layer in path.layers:
+        rows = slices[layer.name]
         if not layer.exact:
             seen = inside[:, rows] > 0
             entry[rows] = np.where(seen.any(axis=0), steps[seen.argmax(axis=0)], NEVER)
@@ -69,33 +76,23 @@ def filters_of(path: SolutionPath) -> Filters:
         leaves[rows] = np.bincount(left, minlength=layer.rows)
         if path.ranking is not None:
             threshold[rows] = path.ranking.thresholds[layer.name]
-    filters = Filters(
-        W=norms[:, 0], Gamma=norms[:, 1], V=norms[:, 2], joint=norms[:, 2], inside=inside,
-        entry=entry, leaves=leaves, threshold=threshold, partners=_partners(path.layers),
-        starts=tuple(int(s) for s in starts[:-1]),
-    )  # fmt: skip
-    return _joined(filters, path.layers)
-
-
-def _joined(filters: Filters, layers: tuple[Layer, ...]) -> Filters:
-    """With the norms of tied layers put together."""
-    joint = filters.joint.copy()
-    for name, others in filters.partners.items():
-        parts = [filters.V[:, filters.rows(layers, one)] for one in (name, *others)]
-        joint[:, filters.rows(layers, name)] = np.linalg.norm(np.stack(parts), axis=0)
-    return replace(filters, joint=joint)
+    W, Gamma, V = np.stack([s.norms for s in path.snapshots], axis=1)
+    epochs = np.interp(entry, steps, path.epochs)
+    entered = np.where(entry == NEVER, np.nan, epochs).astype(np.float32)
+    partners = _partners(path.layers)
+    joint = V.copy()
+    for name, others in partners.items():
+        parts = [V[:, slices[one]] for one in (name, *others)]
+        joint[:, slices[name]] = np.linalg.norm(np.stack(parts), axis=0)
+    return Filters(W, Gamma, V, joint, inside, entry, entered, leaves, threshold, partners, slices)
 
 
 def _partners(layers: tuple[Layer, ...]) -> dict[str, tuple[str, ...]]:
-    sets: dict[str, list[str]] = {}
-    for layer in layers:
-        if layer.tied is not None:
-            sets.setdefault(layer.tied, []).append(layer.name)
+    tied = [layer for layer in layers if layer.tied is not None]
     return {
-        name: tuple(one for one in names if one != name)
-        for names in sets.values()
-        for name in names
-    }
+        one.name: tuple(b.name for b in tied if b.tied == one.tied and b is not one)
+        for one in tied
+    }  # fmt: skip
 
 
 def _share(bits: NDArray[np.bool_], layer: Layer) -> NDArray[np.uint8]:

@@ -66,7 +66,7 @@ def panels_of(runs: Sequence[RunData], charts: Container[str]) -> list[Panel]:
         (Panel("overlap", "Support overlap between epochs",
                "Weights in both supports over weights in either."), bool(paths)),
         (Panel("dynamics", "How the twin follows",
-               "Coupling gap, augmented loss and, where recorded, the Lyapunov value.",
+               "Coupling gap and augmented loss.",
                wide=len(paths) < 2, log=1), "dynamics" in charts),
         (Panel("between", "Support overlap between runs",
                "The same between two runs after the same epoch. Filters have no identity of their "

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-import zipfile
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
-
-import numpy as np
 
 from dessilbi.lab.run.config import to_values
 from dessilbi.lab.run.directory import RunDir, RunError
 from dessilbi.lab.run.files import (
     CONFIG,
     ENVIRONMENT,
-    LYAPUNOV,
     METRICS,
     PATH,
     CompactRecord,
@@ -29,25 +25,25 @@ from dessilbi.lab.run.files import (
 from dessilbi.path import FormatError, SolutionPath
 from dessilbi.report.checkpoint_images import CheckpointImages, read_checkpoint_images
 from dessilbi.report.filters import Filters, filters_of
-from dessilbi.report.fixed_mask import FixedMask, split_fixed_mask
 from dessilbi.report.overlap import Overlap, between_epochs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from numpy.typing import NDArray
-
 T = TypeVar("T")
-MOST_STEPS = 4000
-"""Points of the curve of Lyapunov values; more cannot be seen."""
 
 
 @dataclass(frozen=True)
-class Lyapunov:
-    """What ``LyapunovHistory.save`` leaves, as far as it is drawn."""
+class FixedMask:
+    """The subnetwork of a run of ``dessilbi subnet``, as measured before its training.
 
-    step: NDArray[np.int64]
-    F: NDArray[np.float64]
+    ``None`` stands for what was not.
+    """
+
+    density: float | None
+    accuracy: float | None
+    """In percent."""
+    recalibrated_accuracy: float | None
 
 
 @dataclass(frozen=True)
@@ -71,7 +67,6 @@ class RunData:
     frontier: Frontier | None
     compacts: tuple[CompactRecord, ...]
     """From the smallest."""
-    lyapunov: Lyapunov | None
     notes: tuple[str, ...]
     """What could not be read, and what to do about it."""
 
@@ -126,9 +121,9 @@ def read_run(folder: str | Path) -> RunData:
         raise RunError(f"cannot read {run.path / CONFIG}: {error}") from error
     records = _records(run)
     path = _path(run)
-    fixed_mask: FixedMask | None = None
-    if config["start"] is not None:
-        fixed_mask, records = split_fixed_mask(records, has_twin=path is not None)
+    fixed_mask = None if config["start"] is None else _fixed_mask(records)
+    if fixed_mask is not None:
+        records = _without_mask(records, has_twin=path is not None)
     if not records and (path is None or not path.snapshots):
         raise RunError(
             f"{run.path} has no finished epoch yet; train it first: "
@@ -147,7 +142,6 @@ def read_run(folder: str | Path) -> RunData:
         checkpoints=() if path is None else read_checkpoint_images(run, path, notes),
         frontier=_optional(notes, read_frontier, run),
         compacts=tuple(sorted((c for c in found if c), key=lambda c: c.parameters)),
-        lyapunov=_optional(notes, _lyapunov, run),
         notes=tuple(notes),
     )
 
@@ -183,11 +177,27 @@ def _records(run: RunDir) -> list[dict[str, Any]]:
             raise RunError(
                 f"{file} is not the record of a run: line {number} has no whole number 'epoch'"
             )
-    return sorted((finite(r) for r in found), key=_epoch)
+    return sorted((finite(r) for r in found), key=lambda r: int(r["epoch"]))
 
 
-def _epoch(record: dict[str, Any]) -> int:
-    return int(record["epoch"])
+def _fixed_mask(records: list[dict[str, Any]]) -> FixedMask:
+    start = next((r for r in records if r["epoch"] == 0), {})
+    names = ("density", "accuracy", "recalibrated_accuracy")
+    return FixedMask(*(start.get(name) for name in names))
+
+
+def _without_mask(records: list[dict[str, Any]], *, has_twin: bool) -> list[dict[str, Any]]:
+    """Records of a subnetwork without what is said of its mask in the words of the support.
+
+    Before training density and recalibrated accuracy are those of the mask. With a twin, later
+    records mean the support of Gamma; without one the mask is all there is, and it stays.
+    """
+    start = next((r for r in records if r["epoch"] == 0), {})
+    mask = {name: start[name] for name in ("density", "densities") if name in start}
+    of_the_mask = {"recalibrated_accuracy", *mask}
+    bare = {name: value for name, value in start.items() if name not in of_the_mask}
+    left = [bare if r is start else r for r in records]
+    return left if has_twin else [mask | r for r in left]
 
 
 def finite(value: Any) -> Any:
@@ -206,21 +216,6 @@ def _environment(run: RunDir) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise ValueError(f"{file} cannot be read ({error})") from error
     return found if isinstance(found, dict) else {}
-
-
-def _lyapunov(run: RunDir) -> Lyapunov | None:
-    file = run.path / LYAPUNOV
-    if not file.exists():
-        return None
-    try:
-        with np.load(file) as found:
-            step, F = found["step"].astype(np.int64), found["F"].astype(np.float64)
-        if step.shape != F.shape or step.ndim != 1:
-            raise ValueError(f"shapes {step.shape} and {F.shape}")
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{file} is no Lyapunov history ({error})") from error
-    every = max(1, -(-len(step) // MOST_STEPS))
-    return Lyapunov(step[::every], F[::every])
 
 
 def read_runs(folders: Iterable[str | Path]) -> list[RunData]:

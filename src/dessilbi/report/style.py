@@ -15,7 +15,6 @@ RUNS = (*OKABE_ITO, "#555555")
 """The first run is the one looked at."""
 PALETTE = {"ink": "#1c1d20", "inside": INSIDE} | {f"run-{i}": c for i, c in enumerate(RUNS)}
 """Colours by their names in the style sheet of the page."""
-ENTRY_MAP, SIGNED_MAP = "viridis_r", "PuOr_r"
 COLUMN, PAGE = 3.35, 6.9
 """Inches: the width of one column and of a page of two."""
 

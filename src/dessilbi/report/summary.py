@@ -9,8 +9,7 @@ from dessilbi.report.filters import NEVER, best_layer, short, unit_word
 if TYPE_CHECKING:
     from dessilbi.path import SolutionPath
     from dessilbi.report.filters import Filters
-    from dessilbi.report.fixed_mask import FixedMask
-    from dessilbi.report.run_data import RunData
+    from dessilbi.report.run_data import FixedMask, RunData
 
 NEAR = 1.0
 """Percentage points within which the support does as well as all weights."""
@@ -102,7 +101,7 @@ def _sparse(record: dict[str, Any]) -> float | None:
 def _entered(path: SolutionPath, filters: Filters) -> str:
     name = best_layer(path)
     layer = path.layer(name)
-    rows = filters.rows(path.layers, name)
+    rows = filters.rows(name)
     entry, inside = filters.entry[rows], filters.inside[-1, rows] > 0
     word = unit_word(layer)
     came = int((entry != NEVER).sum())

@@ -44,7 +44,6 @@ STATE: Final = "state.json"
 
 FRONTIER: Final = "frontier.json"
 FRONTIER_PICTURE: Final = "frontier.png"
-LYAPUNOV: Final = "lyapunov.npz"
 COST: Final = "cost.json"
 COMPACT_REPORT: Final = "report.json"
 COMPACT_EXPORT: Final = "export.json"
