@@ -20,10 +20,12 @@ from dessilbi.lab.run.config import ModelConfig, OptimizerConfig, to_json
 from dessilbi.lab.run.directory import RunDir
 from dessilbi.lab.run.files import LAST
 from dessilbi.lab.run.methods import NestedWeights, NestedWidths
+from dessilbi.lab.run.options import RunOptions
 from dessilbi.lab.run.recipes import digits
 from dessilbi.lab.training.distributed import World
+from dessilbi.lab.training.loop import train
 from dessilbi.lab.training.shared_batchnorm import SharedBatchNorm, share_batchnorm
-from lab_runs import PATIENCE, SMALL, STEPS, assert_same_run, command, uninterrupted, wait_for
+from lab_runs import PATIENCE, SMALL, STEPS, TEXT, assert_same_run, command, uninterrupted, wait_for
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -134,6 +136,23 @@ def test_two_processes_walk_the_path_of_one(optimizer: OptimizerConfig, tmp_path
     assert sorted(p.name for p in pair.path.iterdir()) == sorted(
         p.name for p in alone.path.iterdir()
     )
+
+
+def test_two_processes_share_the_windows_of_a_text(texts: Path, tmp_path: Path) -> None:
+    """Halves of a batch of 7 are unequal, and each window has several labels."""
+    config = replace(TEXT, dtype="float64")
+    pair = torchrun(config, tmp_path, DESSILBI_DATA=str(texts))
+    alone = train(config, RunOptions(runs=tmp_path / "alone", data_dir=texts))
+    left, right = pair.load(LAST), alone.load(LAST)
+    assert left is not None
+    assert right is not None
+    for name, tensor in right.tensors.items():
+        if name != "random/cpu":
+            torch.testing.assert_close(left.tensors[name], tensor, rtol=0, atol=1e-9)
+    for one, other in zip(pair.records(), alone.records(), strict=True):
+        assert one["train_loss"] == pytest.approx(other["train_loss"], abs=1e-9)
+        assert one["train_accuracy"] == other["train_accuracy"]
+        assert one["density"] == other["density"]
 
 
 @pytest.mark.slow

@@ -122,7 +122,8 @@ def _find(name: str, data_dir: str | Path | None) -> Path:
         for path in (folder / file, folder / f"{file}.gz"):
             if path.is_file():
                 return path
-    way_out = "--download does not fetch texts: put the file there"
+    origin = "github.com/karpathy/char-rnn, data/tinyshakespeare" if inside else "where you have it"
+    way_out = f"--download does not fetch texts: take {file} from {origin}"
     raise missing(name, f"{file}[.gz]", places, way_out)
 
 
