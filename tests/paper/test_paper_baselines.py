@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,26 +11,37 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from dessilbi.lab.analysis.choice import Retrain
 from dessilbi.lab.analysis.networks import trained_network
-from dessilbi.lab.analysis.subnetworks import retrain, share_of_macs
+from dessilbi.lab.analysis.subnetworks import share_of_macs
 from dessilbi.lab.run.config import (
     Config,
+    ConfigError,
     ModelConfig,
     OptimizerConfig,
     ScheduleConfig,
 )
 from dessilbi.lab.run.directory import RunDir
 from dessilbi.lab.run.files import LAST, MASK
-from dessilbi.lab.run.methods import GradualPruning, NetworkSlimming, SoftFilters
+from dessilbi.lab.run.methods import GradualPruning, Method, NetworkSlimming, SoftFilters
 from dessilbi.lab.run.options import RunOptions
 from dessilbi.lab.training.build import network_without_data
+from dessilbi.lab.training.callbacks import Callback, method_callback
 from dessilbi.lab.training.loop import train
 from dessilbi.lab.training.start import load_start
-from dessilbi.paper.baselines import iterative, slimming, soft_filters, tickets
-from dessilbi.paper.baselines.scratch import scratch
-from dessilbi.paper.baselines.tickets import density
+from dessilbi.paper.baselines import (
+    han_round,
+    largest_as,
+    normalised_convolutions,
+    random_as,
+    rate_for,
+    rethinking,
+    scratch,
+    slimmed_mask,
+    weak_filters_out,
+    whole_filters,
+)
 from dessilbi.path import Mask, count_macs_per_weight
+from dessilbi.path.names import weights_with_twin
 from dessilbi.subnet import project
 
 if TYPE_CHECKING:
@@ -57,6 +69,12 @@ def conv_net() -> nn.Sequential:
     )
 
 
+def begin(method: Method, model: nn.Module, optimizer: torch.optim.Optimizer) -> Callback:
+    """The callback of a method, as the training loop makes it."""
+    config = replace(CONFIG, method=method)
+    return method_callback(SimpleNamespace(config=config, model=model, optimizer=optimizer))  # type: ignore[arg-type]
+
+
 def batch() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(16, 1, 8, 8), torch.randint(3, (16,))
 
@@ -74,7 +92,7 @@ def test_slimming_adds_exactly_s_sign_gamma_to_the_scales_and_nothing_else() -> 
     with torch.no_grad():
         model[1].weight.copy_(torch.tensor([2.0, -0.5, 0.0, 1.0]))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    slimming.penalise_scales(model, optimizer, 0.25)
+    begin(NetworkSlimming(strength=0.25), model, optimizer)
     x, y = batch()
     cross_entropy(model(x), y).backward()
     before = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
@@ -91,12 +109,14 @@ def test_slimming_takes_the_smallest_scales_over_all_layers() -> None:
     with torch.no_grad():
         model[1].weight.copy_(torch.tensor([0.1, -5.0, 0.3, 4.0]))
         model[4].weight.copy_(torch.tensor([-0.2, 3.0, 2.0, 0.4, 1.0, 6.0]))
-    mask = slimming.slimmed(model, 0.8)
+    mask = slimmed_mask(model, 0.8)
     gone = torch.cat([model[1].weight[~mask["1.weight"]], model[4].weight[~mask["4.weight"]]])
     stay = torch.cat([model[1].weight[mask["1.weight"]], model[4].weight[mask["4.weight"]]])
     assert len(gone) > 0
     assert gone.abs().max() < stay.abs().min()
-    assert density(mask, model) <= 0.8
+    weights = weights_with_twin(model)
+    kept = sum(int(mask[n].sum()) if n in mask.names else w.numel() for n, w in weights.items())
+    assert kept <= 0.8 * sum(w.numel() for w in weights.values())
     for conv, norm in (("0", "1"), ("3", "4")):
         rows = mask[f"{conv}.weight"].flatten(1)
         assert torch.equal(rows.all(1), mask[f"{norm}.weight"])
@@ -105,7 +125,7 @@ def test_slimming_takes_the_smallest_scales_over_all_layers() -> None:
 
 def test_a_slimmed_channel_is_exactly_zero_and_no_layer_is_emptied() -> None:
     model = conv_net().eval()
-    mask = slimming.slimmed(model, 0.0)
+    mask = slimmed_mask(model, 0.0)
     assert [int(mask[n].sum()) for n in ("1.weight", "4.weight")] == [1, 1]
     with project(model, mask):
         out = model[:3](batch()[0])
@@ -114,18 +134,17 @@ def test_a_slimmed_channel_is_exactly_zero_and_no_layer_is_emptied() -> None:
 
 def test_slimming_pairs_convolutions_with_their_batchnorm_in_a_residual_net() -> None:
     model = network_without_data(replace(CONFIG, model=ModelConfig(name="resnet-20")))
-    pairs = slimming.normalised_convolutions(model)
+    pairs = normalised_convolutions(model)
     assert len(pairs) == sum(isinstance(m, nn.BatchNorm2d) for m in model.modules())
     assert ("stage2.0.shortcut.conv", "stage2.0.shortcut.bn") in pairs
 
 
 def test_slimming_refuses_a_net_without_batchnorm() -> None:
     net = nn.Sequential(nn.Linear(2, 2))
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    with pytest.raises(ValueError, match="needs BatchNorm layers"):
-        slimming.penalise_scales(net, optimizer, 1e-4)
-    with pytest.raises(ValueError, match="strength must be >= 0, got -1"):
-        slimming.penalise_scales(net, optimizer, -1)
+    with pytest.raises(ConfigError, match=r"method:network-slimming: .*needs BatchNorm layers"):
+        begin(NetworkSlimming(), net, torch.optim.SGD(net.parameters(), lr=0.1))
+    with pytest.raises(ValueError, match="needs convolutions with BatchNorm"):
+        slimmed_mask(net, 0.5)
 
 
 def test_training_with_slimming_shrinks_the_scales(tmp_path: Path, dense: RunDir) -> None:
@@ -148,10 +167,18 @@ def test_training_with_slimming_shrinks_the_scales(tmp_path: Path, dense: RunDir
 # ---------------------------------------------------------------------- Soft Filter Pruning
 
 
+def zero_weak_filters(model: nn.Module, rate: float) -> None:
+    """As after an epoch."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    begin(SoftFilters(rate=rate), model, optimizer).on_epoch_trained(
+        SimpleNamespace(model=model)  # type: ignore[arg-type]
+    )
+
+
 def test_soft_pruning_zeroes_the_filters_of_smallest_norm_in_every_layer() -> None:
     model = conv_net()
     norms = [model[i].weight.detach().flatten(1).norm(dim=1) for i in (0, 3)]
-    soft_filters.zero_weak_filters(model, 0.5)
+    zero_weak_filters(model, 0.5)
     for i, before in zip((0, 3), norms, strict=True):
         zero = model[i].weight.detach().flatten(1).norm(dim=1) == 0
         assert int(zero.sum()) == len(before) // 2
@@ -167,7 +194,7 @@ def test_a_softly_pruned_filter_is_trained_on_and_may_come_back() -> None:
     optimizer = torch.optim.SGD(student.parameters(), lr=0.05)
     survivors = []
     for _ in range(3):
-        soft_filters.zero_weak_filters(student, 0.5)
+        zero_weak_filters(student, 0.5)
         survivors.append((student.weight.detach().flatten(1) != 0).any(1).tolist())
         for _ in range(50):
             x = torch.randn(8, 1, 5, 5)
@@ -180,16 +207,16 @@ def test_a_softly_pruned_filter_is_trained_on_and_may_come_back() -> None:
 
 def test_soft_pruning_keeps_a_filter_and_states_its_limits() -> None:
     model = nn.Sequential(nn.Conv2d(1, 1, 3), nn.Conv2d(1, 10, 3))
-    mask = soft_filters.weak_filters_out(model, 0.99)
+    mask = weak_filters_out(model, 0.99)
     assert [int(mask[n].flatten(1).any(1).sum()) for n in mask.names] == [1, 1]
     with pytest.raises(ValueError, match=r"rate must be in \[0, 1\), got 1"):
-        soft_filters.check_rate(1.0)
+        weak_filters_out(model, 1.0)
     with pytest.raises(ValueError, match="needs convolutions"):
-        soft_filters.weak_filters_out(nn.Linear(2, 2), 0.5)
+        weak_filters_out(nn.Linear(2, 2), 0.5)
 
 
 def test_a_run_with_soft_pruning_ends_pruned(tmp_path: Path) -> None:
-    rate = soft_filters.rate_for(network_without_data(CONFIG), 0.7)
+    rate = rate_for(network_without_data(CONFIG), 0.7)
     config = replace(CONFIG, method=SoftFilters(rate=rate))
     train(config, RunOptions(runs=tmp_path))
     model = trained_network(RunDir(tmp_path / config.run_name))
@@ -203,16 +230,6 @@ def test_a_run_with_soft_pruning_ends_pruned(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- tickets
 
 
-def test_one_shot_keeps_the_largest_weights_of_all_layers() -> None:
-    model = conv_net()
-    mask = tickets.one_shot(model, 0.3)
-    weights = dict(model.named_parameters())
-    kept = torch.cat([weights[n][mask[n]].abs() for n in mask.names])
-    gone = torch.cat([weights[n][~mask[n]].abs() for n in mask.names])
-    assert kept.min() >= gone.max()
-    assert mask.density == pytest.approx(0.3, abs=0.01)
-
-
 def ticket() -> Mask:
     filters = torch.tensor([True, False, True, True]).reshape(4, 1, 1, 1).expand(4, 1, 3, 3)
     torch.manual_seed(1)
@@ -221,7 +238,7 @@ def ticket() -> Mask:
 
 def test_sgd_lottery_has_the_layer_densities_of_the_ticket_and_the_largest_weights() -> None:
     model, wanted = conv_net(), ticket()
-    mask = tickets.largest_as(model, wanted)
+    mask = largest_as(model, wanted)
     assert mask.layer_densities() == wanted.layer_densities()
     norms = model[0].weight.detach().flatten(1).norm(dim=1)
     rows = mask["0.weight"].flatten(1)
@@ -232,54 +249,50 @@ def test_sgd_lottery_has_the_layer_densities_of_the_ticket_and_the_largest_weigh
 
 
 def test_random_has_the_layer_densities_of_the_ticket_and_depends_on_the_seed_alone() -> None:
-    mask = tickets.random_as(ticket(), seed=0)
+    mask = random_as(ticket(), seed=0)
     assert mask.layer_densities() == pytest.approx(ticket().layer_densities())
-    assert tickets.whole_filters(mask["0.weight"])
-    assert mask == tickets.random_as(ticket(), seed=0)
-    assert mask != tickets.random_as(ticket(), seed=1)
+    assert whole_filters(mask["0.weight"])
+    assert mask == random_as(ticket(), seed=0)
+    assert mask != random_as(ticket(), seed=1)
 
 
-def test_a_ticket_starts_from_the_same_weights_and_holds_its_mask(
-    dense: RunDir, tmp_path: Path
+def test_rethinking_retrains_the_largest_weights_from_the_same_start(
+    dense: RunDir,
 ) -> None:
-    mask = tickets.one_shot(trained_network(dense), 0.2)
-    how = Retrain("scratch")
-    config = retrain(dense, mask, "largest", how, tmp_path, name="one-shot", epochs=1)
-    run = train(config, RunOptions(runs=tmp_path))
+    config = rethinking(dense, density=0.2)
     assert config.start is not None
-    weights, *_, held = load_start(run, config.start)
+    weights, *_, mask = load_start(RunDir(dense.path.parent / config.run_name), config.start)
     initial = dense.read_tensors("init.safetensors")
     assert all(torch.equal(weights[name], initial[name]) for name in initial)
-    assert held == mask
-    after = dict(trained_network(run).named_parameters())
-    assert all(bool((after[name][~mask[name]] == 0).all()) for name in mask.names)
+    found = dict(trained_network(dense).named_parameters())
+    kept = torch.cat([found[n][mask[n]].abs() for n in mask.names])
+    gone = torch.cat([found[n][~mask[n]].abs() for n in mask.names])
+    assert kept.min() >= gone.max()
+    assert mask.density == pytest.approx(0.2, abs=0.01)
 
 
 # ---------------------------------------------------------------------- scratch
 
 
 def test_scratch_starts_from_new_weights_and_e_keeps_the_epochs(
-    dense: RunDir, tmp_path: Path
+    dense: RunDir,
 ) -> None:
-    mask = soft_filters.weak_filters_out(network_without_data(CONFIG), 0.5)
-    config = scratch(dense, mask, tmp_path, "e")
+    config = scratch(dense, rate=0.5, kind="e")
     assert config.epochs == CONFIG.epochs
     assert config.start is not None
-    weights, *_ = load_start(type(dense)(tmp_path / config.run_name), config.start)
+    weights, *_ = load_start(RunDir(dense.path.parent / config.run_name), config.start)
     initial = dense.read_tensors("init.safetensors")
     assert not torch.equal(weights["conv1.weight"], initial["conv1.weight"])
 
 
 def test_scratch_b_spends_the_multiply_adds_of_the_dense_net_but_at_most_twice_the_epochs(
-    dense: RunDir, tmp_path: Path
+    dense: RunDir,
 ) -> None:
-    model = network_without_data(CONFIG)
-    mild, harsh = (soft_filters.weak_filters_out(model, rate) for rate in (0.25, 0.9))
-    share = share_of_macs(CONFIG, mild)
+    share = share_of_macs(CONFIG, weak_filters_out(network_without_data(CONFIG), 0.25))
     assert 0.5 < share < 1
-    config = scratch(dense, mild, tmp_path, "b")
+    config = scratch(dense, rate=0.25, kind="b")
     assert config.epochs == round(CONFIG.epochs / share)
-    twice = scratch(dense, harsh, tmp_path, "b")
+    twice = scratch(dense, rate=0.9, kind="b")
     assert twice.epochs == 2 * CONFIG.epochs
     assert twice.schedule.milestones == (4, 6), "the schedule is stretched with the epochs"
     assert share_of_macs(CONFIG, Mask({})) == 1
@@ -288,7 +301,7 @@ def test_scratch_b_spends_the_multiply_adds_of_the_dense_net_but_at_most_twice_t
 def test_a_filter_that_is_gone_takes_what_reads_it_along() -> None:
     model = network_without_data(CONFIG)
     each = count_macs_per_weight(model, torch.zeros(1, 1, 8, 8))
-    mask = soft_filters.weak_filters_out(model, 0.5)
+    mask = weak_filters_out(model, 0.5)
     conv1, conv2, fc = (each[f"{n}.weight"] * w.numel() for n, w in weights_of(model).items())
     first, second = (float(mask[f"{n}.weight"].float().mean()) for n in ("conv1", "conv2"))
     kept = first * conv1 + first * second * conv2 + second * fc
@@ -300,38 +313,17 @@ def weights_of(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: m.weight for name, m in model.named_modules() if isinstance(m, kinds)}
 
 
-def test_single_weights_that_are_gone_are_counted_one_by_one() -> None:
-    model = network_without_data(CONFIG)
-    kept = torch.ones_like(weights_of(model)["fc"], dtype=torch.bool)
-    kept[:, ::2] = False
-    kept[0] = True
-    each = count_macs_per_weight(model, torch.zeros(1, 1, 8, 8))
-    total = sum(each[f"{n}.weight"] * w.numel() for n, w in weights_of(model).items())
-    gone = each["fc.weight"] * int((~kept).sum())
-    found = share_of_macs(CONFIG, Mask({"fc.weight": kept}))
-    assert found == pytest.approx(1 - gone / total)
-
-
 # ---------------------------------------------------------------------- iterative
 
 
-def test_han_prunes_in_rounds_that_keep_the_same_fraction_each() -> None:
-    found = iterative.densities(0.064, 3)
-    assert found == pytest.approx((0.4, 0.16, 0.064))
-    with pytest.raises(ValueError, match=r"target must be in \(0, 1\], got 0"):
-        iterative.densities(0.0, 3)
-    with pytest.raises(ValueError, match="rounds must be >= 1, got 0"):
-        iterative.densities(0.5, 0)
-
-
 def test_han_retrains_the_weights_that_are_left_and_never_takes_one_back(
-    dense: RunDir, tmp_path: Path
+    dense: RunDir,
 ) -> None:
-    parent, masks = dense, []
-    for wanted in iterative.densities(0.1, 3):
-        config = iterative.next_round(parent, wanted, tmp_path, epochs=1)
+    parent, masks, runs = dense, [], dense.path.parent
+    for wanted in (0.5, 0.2, 0.1):
+        config = han_round(parent, density=wanted, epochs=1)
         assert config.start is not None
-        *_, mask = load_start(type(dense)(tmp_path / config.run_name), config.start)
+        *_, mask = load_start(RunDir(runs / config.run_name), config.start)
         last = parent.load(LAST)
         assert last is not None
         weights = last.part("model")
@@ -340,7 +332,7 @@ def test_han_retrains_the_weights_that_are_left_and_never_takes_one_back(
         assert kept.min() >= gone.max()
         assert mask.density == pytest.approx(wanted, abs=0.002)
         masks.append(mask)
-        parent = train(config, RunOptions(runs=tmp_path))
+        parent = train(config, RunOptions(runs=runs))
         assert (parent.path / MASK).is_file()
         assert config.optimizer.lr == pytest.approx(0.001), "the last learning rate"
     assert masks[2].issubset(masks[1])

@@ -11,15 +11,15 @@ import torch
 
 from dessilbi.lab.data.splits import Pixels, TensorSplit
 from dessilbi.lab.run.config import Config, ConfigError
+from dessilbi.lab.run.directory import RunDir
 from dessilbi.lab.run.options import RunOptions
-from dessilbi.paper import cost
-from dessilbi.paper.optimizers import COMPETITORS
+from dessilbi.paper.competitors import COMPETITORS
+from dessilbi.paper.executors import Executor
 from dessilbi.paper.published import FIGURES, TABLES
 from dessilbi.paper.recipe import SCALES
-from dessilbi.paper.recipes import RECIPES, ablation, find, gradients, lottery
+from dessilbi.paper.recipes import RECIPES, ablation, cost, find, images, lottery
 from dessilbi.paper.reproduce import publish, reproduce
 from dessilbi.paper.results import Record, Results
-from dessilbi.paper.sweep.executors import InProcess
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,7 +42,7 @@ QUICK = (
 
 
 def configs(name: str, scale: Scale) -> list[Config]:
-    jobs = RECIPES[name].jobs(scale, None)
+    jobs = RECIPES[name].jobs(scale)
     return [job.config for job in jobs if isinstance(job.config, Config)]
 
 
@@ -75,26 +75,6 @@ def test_costs_and_cuts_say_what_is_so_whatever_is_asked_for(name: str) -> None:
     assert not any("GPU on" in cost for cost in recipe.costs.values())
     cuts = [cut for scale in SCALES for cut in recipe.cuts.get(scale, ())]
     assert not any("seed" in cut for cut in cuts), "--seeds decides how many there are"
-
-
-def test_the_plan_of_a_lottery_knows_how_long_its_runs_are() -> None:
-    jobs = RECIPES["lottery-vgg-16"].jobs("paper", 1) + RECIPES["lottery-vgg-16-lasso"].jobs(
-        "paper", 1
-    )
-    epochs = {
-        str(job.labels["method"]): job.weight
-        for job in jobs
-        if str(job.labels["at"]).startswith("density 0.4")
-    }
-    assert epochs == {
-        "Network Slimming": 40,
-        "Soft Filter Pruning": 160,
-        "Scratch-E": 160,
-        "Scratch-B": 320,
-        "Rethinking-Lottery": 160,
-        "Iterative-Pruning-A": 40,
-        "Iterative-Pruning-B": 160,
-    }
 
 
 def test_the_big_table_has_the_papers_setting() -> None:
@@ -197,8 +177,8 @@ def test_the_first_snake_is_found_by_its_label_and_nothing_else_is_decoded(
     classes: tuple[str, ...], wanted: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     labels = torch.arange(3).repeat_interleave(2500)  # in class order, as ImageNet's are
-    images = torch.zeros(7500, 1, 1, 2, dtype=torch.uint8)
-    images[wanted, 0, 0, 1] = 255
+    pixels = torch.zeros(7500, 1, 1, 2, dtype=torch.uint8)
+    pixels[wanted, 0, 0, 1] = 255
     decoded: list[int] = []
 
     class Counting(Pixels):
@@ -206,10 +186,10 @@ def test_the_first_snake_is_found_by_its_label_and_nothing_else_is_decoded(
             decoded.append(len(raw))
             return super().__call__(raw)
 
-    test = TensorSplit(images, labels, Counting(255, torch.float32))
+    test = TensorSplit(pixels, labels, Counting(255, torch.float32))
     data = SimpleNamespace(classes=classes, test=test)
-    monkeypatch.setattr(gradients, "load_data", lambda *_: data)
-    image = gradients._snake(Config(), RunOptions(runs=tmp_path))
+    monkeypatch.setattr(images, "load_data", lambda *_: data)
+    image = images.snake(Config(), RunOptions(runs=tmp_path))
     assert image.tolist() == [[[0.0, 1.0]]]
     assert decoded == [1]
 
@@ -259,9 +239,9 @@ def test_the_smoke_scale_runs_to_tables_and_figures(
     name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Each takes a new Python; test_memory_is_measured_in_a_process does it once.
-    monkeypatch.setattr(cost, "peak", lambda name, config, options: 100.0)
+    monkeypatch.setattr(cost, "peak", lambda name, config, device: 100.0)
     recipe, options = RECIPES[name], RunOptions(runs=folder / "runs")
-    results = reproduce(recipe, "smoke", InProcess(), options, folder, threads=1)
+    results = reproduce(recipe, "smoke", Executor(), options, folder, threads=1)
     failed = {key: r.message for key, r in results.records.items() if r.status != "done"}
     assert not failed
     assert results.done == len(recipe.jobs("smoke", None))
@@ -279,11 +259,16 @@ def test_the_smoke_scale_runs_to_tables_and_figures(
 
 
 def test_memory_is_measured_in_a_process_of_its_own() -> None:
-    (job,) = RECIPES["cost"].jobs("smoke", None)
+    (job,) = RECIPES["cost"].jobs("smoke")
     assert isinstance(job.config, Config)
-    assert 5 < cost.peak("dessilbi-mom", job.config, RunOptions(device="cpu")) < 2000
+    assert 5 < cost.peak("dessilbi-mom", job.config, torch.device("cpu")) < 2000
 
 
-def test_a_ratio_is_taken_within_a_round() -> None:
-    seconds = {"sgd-mom": [1.0, 10.0], "adam": [2.0, 20.0]}
-    assert cost.ratio(seconds, "adam") == [2.0, 2.0]
+def test_ratios_of_costs_are_taken_within_a_round(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    seconds = {"sgd-mom": [1.0, 10.0, 1.0], "dessilbi-mom": [2.0, 20.0, 2.0], "adam": [1.0] * 3}
+    content = {"seconds": seconds, "memory": dict.fromkeys(seconds, 50.0), "device": "cpu"}
+    run.write_json("cost.json", content | {"threads": 1})
+    (job,) = RECIPES["cost"].jobs("smoke")
+    found = RECIPES["cost"].measure(run, job, RunOptions())
+    assert (found["dessilbi-mom ratio"], found["dessilbi-mom memory ratio"]) == (2.0, 1.0)

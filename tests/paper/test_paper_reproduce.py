@@ -13,6 +13,15 @@ from dessilbi.cli.reproduce import ReproduceCommand, executor_of, parameters, th
 from dessilbi.lab.run.config import Config
 from dessilbi.lab.run.options import RunOptions
 from dessilbi.lab.training.errors import Interrupted
+from dessilbi.paper.executors import (
+    FAILED,
+    INTERRUPTED,
+    Cluster,
+    Ending,
+    Executor,
+    JobSpec,
+    Processes,
+)
 from dessilbi.paper.recipe import SCALES
 from dessilbi.paper.recipes import RECIPES
 from dessilbi.paper.reproduce import (
@@ -24,35 +33,46 @@ from dessilbi.paper.reproduce import (
     without_results,
 )
 from dessilbi.paper.results import Record, Results
-from dessilbi.paper.sweep.executors import Cluster, InProcess, Processes, ended
-from dessilbi.paper.sweep.work import FAILED, INTERRUPTED, Ending, JobSpec
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
+    from collections.abc import Callable
 
     from dessilbi.lab.run.directory import RunDir
+    from dessilbi.paper.executors import Poll
+    from dessilbi.paper.recipe import Recipe
 
 ROOT = Path(__file__).parents[2]
 LAYERS = RECIPES["layers-lenet-3"]
 
 
 @dataclass
-class StopsAfter(InProcess):
+class StopsAfter(Executor):
     """Runs that many jobs and then is interrupted."""
 
     left: int = 1
+    width: int = 1
 
-    def start(self, key: str, spec: JobSpec) -> Future[Ending]:
+    def start(self, key: str, spec: JobSpec) -> Poll:
         self.left -= 1
-        return ended(Ending(INTERRUPTED)) if self.left < 0 else super().start(key, spec)
+        return (lambda: Ending(INTERRUPTED)) if self.left < 0 else super().start(key, spec)
 
 
-@dataclass
-class Fails(InProcess):
+class Fails(Executor):
     """Runs nothing."""
 
-    def start(self, key: str, spec: JobSpec) -> Future[Ending]:
-        return ended(Ending(FAILED, "the data is gone"))
+    def start(self, key: str, spec: JobSpec) -> Poll:
+        return lambda: Ending(FAILED, "the data is gone")
+
+
+def measuring(recipe: Recipe, measure: Callable[[RunDir], dict[str, float]]) -> Recipe:
+    """The recipe with another way to measure a run."""
+
+    class Measured(type(recipe)):  # type: ignore[misc]
+        def measure(self, run: RunDir, job: object, options: RunOptions) -> dict[str, float]:
+            return measure(run)
+
+    found: Recipe = Measured(**vars(recipe))
+    return found
 
 
 def test_a_stopped_recipe_goes_on_and_a_partial_table_is_valid(tmp_path: Path) -> None:
@@ -77,14 +97,14 @@ def test_a_stopped_recipe_goes_on_and_a_partial_table_is_valid(tmp_path: Path) -
 
 
 def test_a_run_that_cannot_be_measured_is_reported_and_the_others_stay(tmp_path: Path) -> None:
-    def measure(run: RunDir, job: object, options: RunOptions) -> dict[str, float]:
+    def measure(run: RunDir) -> dict[str, float]:
         if run.config().seed == 0:
             raise OSError(f"cannot read {run.path}")
         return {"density": 0.5, "densities": {}}
 
-    broken = replace(LAYERS, measure=measure)
+    broken = measuring(LAYERS, measure)
     options = RunOptions(runs=tmp_path / "runs")
-    found = reproduce(broken, "smoke", InProcess(), options, tmp_path, seeds=2, threads=1)
+    found = reproduce(broken, "smoke", Executor(), options, tmp_path, seeds=2, threads=1)
     first, second = found.records.values()
     assert first.status == "failed"
     assert str(tmp_path) not in first.message
@@ -94,7 +114,7 @@ def test_a_run_that_cannot_be_measured_is_reported_and_the_others_stay(tmp_path:
 def test_results_stand_for_runs_whose_directories_are_gone(tmp_path: Path) -> None:
     tuned = RECIPES["finetune-lenet-3"]
     first, second = RunOptions(runs=tmp_path / "first"), RunOptions(runs=tmp_path / "second")
-    whole = reproduce(tuned, "smoke", InProcess(), first, tmp_path, threads=1)
+    whole = reproduce(tuned, "smoke", Executor(), first, tmp_path, threads=1)
     none = StopsAfter(left=0)
     again = reproduce(tuned, "smoke", none, second, tmp_path, threads=1, reuse=True)
     assert again.records == whole.records
@@ -117,25 +137,25 @@ def test_results_stand_for_runs_whose_directories_are_gone(tmp_path: Path) -> No
 def test_a_part_of_a_recipe_can_be_run_alone(tmp_path: Path) -> None:
     options = RunOptions(runs=tmp_path / "runs")
     found = reproduce(
-        LAYERS, "smoke", InProcess(), options, tmp_path, seeds=3, threads=1, only="seed=1"
+        LAYERS, "smoke", Executor(), options, tmp_path, seeds=3, threads=1, only="seed=1"
     )
     assert list(found.records) == ["lenet-3/DessiLBI/seed=1"]
     assert found.planned == 3
     with pytest.raises(
         ValueError, match="no run of layers-lenet-3 contains 'vgg'; they are: lenet-3"
     ):
-        reproduce(LAYERS, "smoke", InProcess(), options, tmp_path, only="vgg")
+        reproduce(LAYERS, "smoke", Executor(), options, tmp_path, only="vgg")
 
 
 def test_a_run_that_is_made_again_takes_the_place_of_the_published_one(tmp_path: Path) -> None:
     published = reproduce(
-        LAYERS, "smoke", InProcess(), RunOptions(runs=tmp_path / "a"), tmp_path, threads=1
+        LAYERS, "smoke", Executor(), RunOptions(runs=tmp_path / "a"), tmp_path, threads=1
     )
     (key,) = published.records
     published.records[key].values["density"] = -1.0
     published.save(results_file(tmp_path, LAYERS.name, "smoke"))
     options = RunOptions(runs=tmp_path / "b")
-    mine = reproduce(LAYERS, "smoke", InProcess(), options, tmp_path, threads=1)
+    mine = reproduce(LAYERS, "smoke", Executor(), options, tmp_path, threads=1)
     assert mine.records[key].values["density"] >= 0
 
 
@@ -164,14 +184,14 @@ def test_two_processes_that_run_parts_of_a_recipe_keep_each_others_results(tmp_p
     options = RunOptions(runs=tmp_path / "runs")
     asked: list[int] = []
 
-    def measure(run: RunDir, job: object, options: RunOptions) -> dict[str, float]:
+    def measure(run: RunDir) -> dict[str, float]:
         asked.append(run.config().seed)
         if asked == [0]:  # while the first process is at work, another one runs and ends
-            reproduce(part, "smoke", InProcess(), options, tmp_path, seeds=2, only="seed=1")
+            reproduce(part, "smoke", Executor(), options, tmp_path, seeds=2, only="seed=1")
         return {"density": 0.5}
 
-    part = replace(LAYERS, measure=measure)
-    found = reproduce(part, "smoke", InProcess(), options, tmp_path, seeds=2, only="seed=0")
+    part = measuring(LAYERS, measure)
+    found = reproduce(part, "smoke", Executor(), options, tmp_path, seeds=2, only="seed=0")
     assert asked == [0, 1]
     assert found.done == 2
     assert Results.load(results_file(tmp_path, part.name, "smoke"), part.name, "smoke") == found
@@ -264,7 +284,7 @@ def test_mistakes_are_one_clear_line(
 def test_where_runs_happen(tmp_path: Path) -> None:
     options = RunOptions(runs=tmp_path)
     smoke = ReproduceCommand(options=options)
-    assert isinstance(executor_of(smoke), InProcess)
+    assert isinstance(executor_of(smoke), Executor)
     two = ReproduceCommand(scale="cpu", jobs=2, options=options)
     executor = executor_of(two)
     assert isinstance(executor, Processes)
@@ -298,7 +318,7 @@ def test_a_cluster_gets_its_settings(tmp_path: Path) -> None:
 
 def test_docs_are_filled_from_results_and_say_what_was_not_run(tmp_path: Path) -> None:
     options = RunOptions(runs=tmp_path / "runs")
-    reproduce(LAYERS, "smoke", InProcess(), options, tmp_path, threads=1)
+    reproduce(LAYERS, "smoke", Executor(), options, tmp_path, threads=1)
     docs = tmp_path / "docs.md"
     docs.write_text(
         "before\n<!-- results: layers-lenet-3-smoke -->old<!-- end of results -->\nbetween\n"

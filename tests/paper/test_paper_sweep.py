@@ -9,7 +9,6 @@ import pickle
 import signal
 import sys
 import time
-from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -21,17 +20,19 @@ from dessilbi.lab.run.directory import Busy, RunDir, RunError
 from dessilbi.lab.run.options import RunOptions
 from dessilbi.lab.training.errors import Interrupted
 from dessilbi.lab.training.loop import train
-from dessilbi.paper.sweep.executors import Cluster, InProcess, Processes, ended, ending_of
-from dessilbi.paper.sweep.sweep import Job, Outcome, Sweep, clock, trained
-from dessilbi.paper.sweep.work import (
+from dessilbi.paper.executors import (
     BUSY,
     DONE,
     FAILED,
     INTERRUPTED,
+    Cluster,
     Ending,
+    Executor,
     JobSpec,
-    execute,
+    Processes,
+    ending_of,
 )
+from dessilbi.paper.sweep import Job, Outcome, Sweep, trained
 from lab_runs import SMALL, assert_same_run, uninterrupted
 
 if TYPE_CHECKING:
@@ -39,25 +40,25 @@ if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
     from pathlib import Path
 
+    from dessilbi.paper.executors import Poll
+
 QUICK = replace(SMALL, epochs=1, keep=(), schedule=type(SMALL.schedule)())
 BROKEN = replace(QUICK, name="broken", optimizer=OptimizerConfig(name="sgd", lr=1e30))
 
 
 @dataclass
-class Script:
+class Script(Executor):
     """An executor that answers with written exit codes, and remembers what it was given."""
 
     codes: Mapping[str, list[int]] = field(default_factory=dict)
     width: int = 1
     started: list[str] = field(default_factory=list)
 
-    def start(self, key: str, spec: JobSpec) -> Future[Ending]:
+    def start(self, key: str, spec: JobSpec) -> Poll:
         self.started.append(key)
         left = self.codes.get(key, [])
-        return ended(Ending(left.pop(0) if left else DONE, "no luck"))
-
-    def stop(self) -> None:
-        """Nothing runs."""
+        code = left.pop(0) if left else DONE
+        return lambda: Ending(code, "no luck")
 
 
 def job(key: str, *needs: str, config: Any = QUICK) -> Job:
@@ -75,14 +76,14 @@ def outcomes(jobs: list[Job], script: Script) -> dict[str, Outcome]:
 def test_a_job_waits_for_what_it_needs_and_is_given_its_run() -> None:
     seen: list[str] = []
 
-    def after(runs: Mapping[str, RunDir]) -> Config:
-        seen.extend(runs)
+    def after(run: RunDir) -> Config:
+        seen.append(run.path.name)
         return QUICK
 
     script = Script(width=4)
     found = outcomes([job("a"), job("b", "a", config=after), job("c")], script)
     assert script.started.index("a") < script.started.index("b")
-    assert seen == ["a"]
+    assert seen == [QUICK.run_name]
     assert {o.status for o in found.values()} == {"done"}
 
 
@@ -92,27 +93,25 @@ def test_a_failed_job_is_tried_once_more_and_the_rest_goes_on() -> None:
     assert [found[key].status for key in "abcde"] == [
         "done", "failed", "done", "skipped", "skipped",
     ]  # fmt: skip
-    assert found["a"].attempts == found["b"].attempts == 2
     assert script.started == ["a", "b", "c", "a", "b"], "the second attempt comes after the others"
     assert found["b"].message == "no luck"
     assert found["e"].message == "needs d, which failed"
 
 
 def test_a_configuration_that_cannot_be_made_fails_alone() -> None:
-    def impossible(runs: Mapping[str, RunDir]) -> Config:
+    def impossible(run: RunDir) -> Config:
         raise ConfigError("no such mask")
 
     found = outcomes([job("a"), job("b", "a", config=impossible), job("c")], Script())
-    assert found["b"] == Outcome("failed", message="ConfigError: no such mask", attempts=2)
+    assert found["b"] == Outcome("failed", message="ConfigError: no such mask")
     assert found["c"].status == "done"
 
 
 def test_a_run_that_another_process_holds_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dessilbi.paper.sweep.sweep.BUSY_SECONDS", 0.01)
+    monkeypatch.setattr("dessilbi.paper.sweep.BUSY_SECONDS", 0.01)
     script = Script({"a": [BUSY, BUSY, BUSY, DONE]})
     found = outcomes([job("a"), job("b")], script)
-    assert found["a"].status == "done"
-    assert found["a"].attempts == 1, "waiting is no failure"
+    assert found["a"].status == "done", "waiting is no failure"
 
 
 def test_an_interrupted_run_stops_the_sweep() -> None:
@@ -122,38 +121,20 @@ def test_an_interrupted_run_stops_the_sweep() -> None:
     assert script.started == ["a", "b"]
 
 
-def test_bad_lists_of_jobs_are_refused() -> None:
-    with pytest.raises(ValueError, match="key 'a' is used by two jobs"):
-        Sweep([job("a"), job("a")], Script())
-    with pytest.raises(ValueError, match="'b' needs 'c', which must come before it"):
-        Sweep([job("b", "c"), job("c")], Script())
-
-
-def test_progress_is_told_with_the_time_left(tmp_path: Path) -> None:
+def test_progress_is_told(tmp_path: Path) -> None:
     lines: list[str] = []
 
     class Slow(Script):
         """Ends when its progress has been told."""
 
-        def start(self, key: str, spec: JobSpec) -> Future[Ending]:
-            run = RunDir.of(spec.config, spec.options.runs)
-            run.append("metrics.jsonl", {"epoch": 1})
-            under_way.append(Future())
-            return under_way[-1]
+        def start(self, key: str, spec: JobSpec) -> Poll:
+            RunDir.of(spec.config, spec.options.runs).append("metrics.jsonl", {"epoch": 1})
+            return lambda: Ending(DONE) if f"[0/1] running {key} 25%" in lines else None
 
-    def log(line: str) -> None:
-        lines.append(line)
-        if "running" in line:
-            under_way[-1].set_result(Ending(DONE))
-
-    under_way: list[Future[Ending]] = []
-    jobs = [job("a", config=replace(QUICK, epochs=4)), job("b", config=replace(QUICK, epochs=8))]
-    options = RunOptions(runs=tmp_path)
-    Sweep(jobs, Slow(), options, log=log, report_seconds=0.0).run()
-    assert "started a" in lines
-    assert any("[0/2] running: a 25%; about" in line and "left" in line for line in lines)
-    assert lines[-1].startswith("[2/2] done b in 0:00:0")
-    assert clock(3725.4) == "1:02:05"
+    jobs = [job("a", config=replace(QUICK, epochs=4))]
+    Sweep(jobs, Slow(), RunOptions(runs=tmp_path), log=lines.append, report_seconds=0.0).run()
+    assert lines[0] == "started a"
+    assert lines[-1].startswith("[1/1] done a in 0:00:0")
 
 
 # ---------------------------------------------------------------------- real runs
@@ -163,7 +144,7 @@ def test_what_is_finished_is_found_and_not_run_again(tmp_path: Path) -> None:
     optimizers = [replace(QUICK.optimizer, kappa=kappa) for kappa in (1.0, 2.0)]
     jobs = [Job(key=str(o.kappa), config=replace(QUICK, optimizer=o)) for o in optimizers]
     options = RunOptions(runs=tmp_path)
-    first = Sweep(jobs, InProcess(), options, threads=1).run()
+    first = Sweep(jobs, Executor(), options, threads=1).run()
     assert all(o.status == "done" and o.seconds is not None for o in first.values())
     script = Script()
     again = Sweep(jobs, script, options).run()
@@ -185,27 +166,9 @@ def test_what_was_finished_is_settled_before_anything_is_started() -> None:
     assert lines[:2] == ["[1/3] done c: was finished before", "started a"]
 
 
-def test_no_time_is_set_aside_for_what_was_finished(tmp_path: Path) -> None:
-    left: list[float | None] = []
-
-    @dataclass
-    class Watching(Script):
-        def start(self, key: str, spec: JobSpec) -> Future[Ending]:
-            left.append(sum(job.weight for job in sweep._waiting))
-            return super().start(key, spec)
-
-    def finished(run: RunDir, config: Config) -> bool:
-        return config.seed > 0
-
-    jobs = [Job(key=str(s), config=replace(QUICK, seed=s), finished=finished) for s in range(9)]
-    sweep = Sweep(jobs, Watching(), RunOptions(runs=tmp_path))
-    sweep.run()
-    assert left == [0.0]
-
-
 def test_a_diverging_run_is_reported_with_its_reason(tmp_path: Path) -> None:
     jobs = [Job(key="broken", config=BROKEN), Job(key="good", config=QUICK)]
-    found = Sweep(jobs, InProcess(), RunOptions(runs=tmp_path)).run()
+    found = Sweep(jobs, Executor(), RunOptions(runs=tmp_path)).run()
     assert found["broken"].status == "failed"
     assert "TrainingError" in found["broken"].message
     assert "not finite" in found["broken"].message
@@ -220,14 +183,14 @@ def test_a_specification_survives_being_sent_to_another_process(tmp_path: Path) 
 def test_a_held_run_is_busy(tmp_path: Path) -> None:
     run = RunDir.of(QUICK, tmp_path)
     with run.lock():
-        code, why = execute(JobSpec(QUICK, RunOptions(runs=tmp_path)))
+        code, why = JobSpec(QUICK, RunOptions(runs=tmp_path))()
     assert code == BUSY
     assert "in use" in why
 
 
 def test_a_run_that_cannot_begin_leaves_nothing(tmp_path: Path) -> None:
     refused = replace(QUICK, optimizer=replace(QUICK.optimizer, lr=-1.0))
-    code, why = execute(JobSpec(refused, RunOptions(runs=tmp_path / "runs")))
+    code, why = JobSpec(refused, RunOptions(runs=tmp_path / "runs"))()
     assert code == FAILED
     assert "lr must be" in why
     assert list((tmp_path / "runs").iterdir()) == []
@@ -236,7 +199,7 @@ def test_a_run_that_cannot_begin_leaves_nothing(tmp_path: Path) -> None:
 def test_a_run_that_cannot_be_locked_fails_and_is_not_waited_for(tmp_path: Path) -> None:
     run = RunDir.of(QUICK, tmp_path)
     (run.path / ".lock").mkdir()  # refused as it would be without permission, to root as well
-    code, why = execute(JobSpec(QUICK, RunOptions(runs=tmp_path)))
+    code, why = JobSpec(QUICK, RunOptions(runs=tmp_path))()
     assert code == FAILED
     assert f"cannot write {run.path}" in why
     with pytest.raises(RunError):
@@ -250,7 +213,7 @@ def test_a_file_system_without_locks_is_a_failure_with_a_reason(
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr("dessilbi.lab.run.directory.fcntl.flock", refuse)
-    code, why = execute(JobSpec(QUICK, RunOptions(runs=tmp_path)))
+    code, why = JobSpec(QUICK, RunOptions(runs=tmp_path))()
     assert code == FAILED
     assert "cannot be locked against other processes: No locks available; choose" in why
 
@@ -318,7 +281,7 @@ def test_a_stopped_sweep_stops_its_runs_and_goes_on_later(
     wait_until(lambda: "stopped" in log.read_text())
     wait_until(lambda: not held_elsewhere(run))
     assert not trained(run, LONG)
-    found = Sweep([Job(key="long", config=LONG)], InProcess(), RunOptions(runs=tmp_path)).run()
+    found = Sweep([Job(key="long", config=LONG)], Executor(), RunOptions(runs=tmp_path)).run()
     assert found["long"].status == "done"
     assert_same_run(run, uninterrupted(LONG, tmp_path / "reference"))
 
@@ -326,7 +289,7 @@ def test_a_stopped_sweep_stops_its_runs_and_goes_on_later(
 def test_processes_run_side_by_side_and_report_a_failure_with_their_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dessilbi.paper.sweep.sweep.ATTEMPTS", 1)
+    monkeypatch.setattr("dessilbi.paper.sweep.ATTEMPTS", 1)
     jobs = [Job(key="bad/one", config=BROKEN), Job(key="good", config=QUICK)]
     executor = Processes(2, tmp_path / "logs")
     found = Sweep(jobs, executor, RunOptions(runs=tmp_path), threads=1).run()
@@ -334,17 +297,6 @@ def test_processes_run_side_by_side_and_report_a_failure_with_their_log(
     assert found["bad/one"].status == "failed"
     assert "not finite" in found["bad/one"].message
     assert f"bad_one-{BROKEN.hash}.log" in found["bad/one"].message
-
-
-def test_two_sweeps_with_the_same_keys_do_not_share_logs(tmp_path: Path) -> None:
-    executor = Processes(2, tmp_path)
-    refused = replace(QUICK, optimizer=replace(QUICK.optimizer, lr=-1.0))
-    for name in ("filters", "gradients"):
-        executor.start(
-            "SGD/seed=0", JobSpec(replace(refused, name=name), RunOptions(runs=tmp_path))
-        )
-    executor.stop()
-    assert len(list(tmp_path.glob("*.log"))) == 2
 
 
 @pytest.mark.filterwarnings("ignore")  # submitit leaves files open
@@ -369,7 +321,7 @@ def test_a_cluster_job_that_dies_is_a_failure_with_a_reason() -> None:
         def result(self) -> None:
             raise RuntimeError("job 7 was cancelled")
 
-    code, why = ending_of(Dead())
+    code, why = ending_of(Dead()) or Ending(DONE)
     assert code == FAILED
     assert "was cancelled (job 7, log: log)" in why
 
@@ -378,19 +330,17 @@ def test_a_cluster_job_that_dies_is_a_failure_with_a_reason() -> None:
 class ClusterScript(Script):
     """A cluster that answers with written results."""
 
-    answers: list[int] = field(default_factory=list)
-
-    def start(self, key: str, spec: JobSpec) -> Future[Ending]:
-        answer = self.answers.pop(0), ""
-        paths = SimpleNamespace(stderr="log")
-        return ended(ending_of(SimpleNamespace(result=lambda: answer, job_id="7", paths=paths)))
+    def start(self, key: str, spec: JobSpec) -> Poll:
+        answer, paths = (self.codes[key].pop(0), ""), SimpleNamespace(stderr="log")
+        done = SimpleNamespace(done=lambda: True, result=lambda: answer, job_id="7", paths=paths)
+        return lambda: ending_of(done)
 
 
 def test_a_cluster_job_that_is_told_to_end_is_queued_again_and_the_sweep_goes_on() -> None:
     lines: list[str] = []
-    cluster = ClusterScript(answers=[INTERRUPTED, DONE, INTERRUPTED, INTERRUPTED, DONE])
+    cluster = ClusterScript({"a": [INTERRUPTED] * 3 + [DONE], "b": [DONE]})
     found = Sweep([job("a"), job("b")], cluster, log=lines.append).run()
-    assert [(o.status, o.attempts) for o in found.values()] == [("done", 1), ("done", 1)]
+    assert [o.status for o in found.values()] == ["done", "done"]
     assert lines.count("a: was asked to end, and is saved; queued again") == 3
 
 
@@ -427,9 +377,7 @@ def test_slurm_is_told_how_often_a_job_may_run_out_of_time(
 
 def test_a_preempted_job_is_queued_again_as_it_is() -> None:
     submitit = pytest.importorskip("submitit")
-    from dessilbi.paper.sweep.executors import ClusterWork
-
     spec = JobSpec(QUICK, RunOptions())
-    again = ClusterWork(spec).checkpoint()
+    again = spec.checkpoint()
     assert isinstance(again, submitit.helpers.DelayedSubmission)
-    assert again.function.spec == spec
+    assert again.function == spec

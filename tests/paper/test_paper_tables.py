@@ -8,15 +8,18 @@ import io
 from typing import TYPE_CHECKING
 
 import pytest
+from matplotlib.figure import Figure
 
 from dessilbi.lab.run.directory import RunError
-from dessilbi.paper.figures import Line, Panel, Points, _figure, _panel, draw_panels
+from dessilbi.paper.figures import Line, Panel, _panel, draw_panels
 from dessilbi.paper.recipes import RECIPES
 from dessilbi.paper.results import Record, Results
 from dessilbi.paper.tables import Cell, Table
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from dessilbi.paper.recipe import Scale
 
 
 @pytest.mark.parametrize(
@@ -79,22 +82,21 @@ def test_a_table_writes_three_files(tmp_path: Path) -> None:
 
 
 def test_figures_are_png_and_svg_with_labels_and_the_same_each_time(tmp_path: Path) -> None:
-    panel = Panel("title", "epoch", "accuracy, %", [Line("kappa=1", [1, 2], [[1, 2], [3, 4]])])
+    panel = Panel("title", "accuracy, %", [Line("kappa=1", [[1, 2], [3, 4]])])
     png, svg = draw_panels([panel], tmp_path / "figure", "all")
     assert png.read_bytes().startswith(b"\x89PNG")
     first = svg.read_text()
     assert all(word in first for word in ("epoch", "accuracy, %", "kappa=1 (2 seeds)", "title"))
-    points = Panel(
-        "", "", "", points=[Points("ticket", [20.0], [47.0])], horizontals={"SGD, dense": 48.0}
-    )
+    ticket = {"ticket": ([20.0], [47.0])}
+    points = Panel("", "", points=ticket, horizontals={"SGD, dense": 48.0})
     _, svg = draw_panels([points], tmp_path / "points", "")
     assert all(word in svg.read_text() for word in ("ticket", "SGD, dense"))
-    assert draw_panels([Panel("empty", "", "")], tmp_path / "none", "") == []
+    assert draw_panels([Panel("empty", "")], tmp_path / "none", "") == []
 
 
 def test_means_are_dots_and_only_several_seeds_have_a_deviation() -> None:
-    axes = _figure(4, 3).subplots()
-    _panel(Panel("", "", "accuracy, %", means={"one": [97.0], "two": [96.0, 98.0]}), axes)
+    axes = Figure().subplots()
+    _panel(Panel("", "accuracy, %", means={"one": [97.0], "two": [96.0, 98.0]}), axes)
     assert not axes.patches, "a bar says something untrue on an axis that does not begin at 0"
     assert axes.get_ylim()[0] > 0
     assert [bar.has_yerr for bar in axes.containers] == [False, True]
@@ -110,7 +112,7 @@ def results() -> Results:
 
 
 def test_results_go_to_a_file_and_back(tmp_path: Path) -> None:
-    file = tmp_path / "deep" / "r.json"
+    file = tmp_path / "r.json"
     results().save(file)
     assert Results.load(file, "table-mnist", "smoke") == results()
     assert sum('"status"' in line for line in file.read_text().splitlines()) == 4, "a line a run"
@@ -124,7 +126,7 @@ def test_collapsed_and_failed_runs_are_counted_but_not_averaged() -> None:
     assert found.done == 3
 
 
-def recipe_results(name: str, scale: str, labels: dict[str, str], values: object) -> Results:
+def recipe_results(name: str, scale: Scale, labels: dict[str, str], values: object) -> Results:
     """Seed 0 learned, seed 1 collapsed with the same values."""
     found = Results(name, scale)
     for seed in (0, 1):

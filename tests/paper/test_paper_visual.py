@@ -54,11 +54,6 @@ def test_guided_gradients_leave_the_network_as_it_was() -> None:
     assert all(p.grad is None for p in net.parameters())
 
 
-def test_an_unknown_layer_says_which_there_are() -> None:
-    with pytest.raises(ValueError, match="layer 'x' does not exist; convolutions: a, b, c"):
-        guided_gradients(chain(1, 1, 1), "x", torch.ones(1, 1, 2))
-
-
 def test_the_image_that_excites_a_linear_filter_most_is_the_filter() -> None:
     net = nn.Sequential(nn.Conv2d(1, 3, 5, bias=False))
     found = maximised(net, "0", [2, 0], (1, 5, 5), steps=200, lr=0.3, rms=0.2)

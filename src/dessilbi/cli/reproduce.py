@@ -6,20 +6,17 @@ import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import tyro
 
 from dessilbi.lab.run.config import ConfigError
 from dessilbi.lab.run.options import RunOptions
+from dessilbi.paper.executors import Cluster, Executor, Processes
 from dessilbi.paper.recipe import SCALES, Scale
 from dessilbi.paper.recipes import RECIPES, find
 from dessilbi.paper.reproduce import publish, refresh_docs, reproduce, results_file, state
 from dessilbi.paper.results import Results
-from dessilbi.paper.sweep.executors import Cluster, InProcess, Processes
-
-if TYPE_CHECKING:
-    from dessilbi.paper.sweep.executors import Executor
 
 USAGE = """\
 usage: dessilbi reproduce NAME [--scale smoke|cpu|paper] [--seeds N] [--jobs N] [options]
@@ -165,7 +162,7 @@ def executor_of(command: ReproduceCommand) -> Executor:
     if command.on == "here":
         if command.slurm:
             raise ConfigError("--slurm is for --on slurm; without a cluster leave it out")
-        return InProcess() if jobs == 0 else Processes(jobs, runs / "logs")
+        return Executor() if jobs == 0 else Processes(jobs, runs / "logs")
     kind = "slurm" if command.on == "slurm" else "local"
     return Cluster(max(jobs, 1), runs / "submitit", kind, parameters(command.slurm))
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from itertools import cycle
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from dessilbi._style import BLUE, OKABE_ITO
 
@@ -16,28 +18,23 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import Tensor
 
+    from dessilbi.paper.results import Results
+    from dessilbi.paper.sweep import Label
+
 COLOURS = (*OKABE_ITO, "#000000", "#999999")
 MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 
 @dataclass(frozen=True)
 class Line:
-    """A curve: a list of values a seed, all along the same x."""
+    """A curve: a list of values a seed, an entry an epoch."""
 
     label: str
-    x: Sequence[float]
     seeds: Sequence[Sequence[float]]
+    first: int = 1
+    """The epoch of the first entry."""
     each: str | None = None
     """A colour: then every list is drawn as a thin line of it, instead of mean and deviation."""
-
-
-@dataclass(frozen=True)
-class Points:
-    """Single results, each with its own x."""
-
-    label: str
-    x: Sequence[float]
-    y: Sequence[float]
 
 
 @dataclass(frozen=True)
@@ -45,17 +42,24 @@ class Panel:
     """One pair of axes."""
 
     title: str
-    xlabel: str
     ylabel: str
     lines: Sequence[Line] = ()
-    points: Sequence[Points] = ()
+    points: Mapping[str, tuple[Sequence[float], Sequence[float]]] = field(default_factory=dict)
+    """Single results by label, each with its own x."""
     means: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """Values of the seeds by label: a dot at their mean, and their deviation if there are more."""
     verticals: Sequence[float] = ()
     horizontals: Mapping[str, float] = field(default_factory=dict)
     """Heights by label, to compare with."""
+    xlabel: str = "epoch"
     log_x: bool = False
     log_y: bool = False
+
+
+def lines_of(results: Results, curve: str, whose: Mapping[str, Mapping[str, Label]]) -> list[Line]:
+    """The course of a value: a line for each of the labelled groups of runs that has some."""
+    found = {name: results.curves(curve, **labels) for name, labels in whose.items()}
+    return [Line(name, seeds) for name, seeds in found.items() if seeds]
 
 
 def draw_panels(panels: Sequence[Panel], file: Path, title: str, columns: int = 2) -> list[Path]:
@@ -65,50 +69,27 @@ def draw_panels(panels: Sequence[Panel], file: Path, title: str, columns: int = 
         return []
     columns = min(columns, len(shown))
     rows = -(-len(shown) // columns)
-    figure = _figure(5.2 * columns, 3.9 * rows)
-    axes = figure.subplots(rows, columns, squeeze=False).flatten()
+    figure, axes = _axes(rows, columns, 5.2 * columns, 3.9 * rows)
     for panel, ax in zip(shown, axes, strict=False):
         _panel(panel, ax)
-    for ax in axes[len(shown) :]:
-        ax.set_visible(False)
     return _save(figure, file, title)
 
 
 def _panel(panel: Panel, ax: Axes) -> None:
+    ax.set_visible(True)
     for i, line in enumerate(panel.lines):
-        if line.each is not None:
-            for number, values in enumerate(line.seeds):
-                label = line.label if number == 0 else None
-                ax.plot(line.x, values, color=line.each, linewidth=0.6, alpha=0.7, label=label)
-            continue
-        colour = COLOURS[i % len(COLOURS)]
-        columns = list(zip(*line.seeds, strict=False))
-        x = list(line.x)[: len(columns)]
-        middle = [statistics.fmean(c) for c in columns]
-        spread = [statistics.stdev(c) if len(c) > 1 else 0.0 for c in columns]
-        low = [m - s for m, s in zip(middle, spread, strict=True)]
-        high = [m + s for m, s in zip(middle, spread, strict=True)]
-        ax.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
-        style = "-" if i < len(COLOURS) else "--"
-        count = f" ({len(line.seeds)} seeds)" if len(line.seeds) > 1 else " (1 seed)"
-        ax.plot(
-            x, middle, color=colour, label=f"{line.label}{count}", linewidth=1.4, linestyle=style
-        )
-    for i, points in enumerate(panel.points):
-        mark: dict[str, Any] = {
-            "color": COLOURS[i % len(COLOURS)],
-            "marker": MARKS[i % len(MARKS)],
-        }
-        ax.plot(points.x, points.y, linestyle="none", label=points.label, markersize=7, **mark)
+        _line(line, ax, COLOURS[i % len(COLOURS)], "-" if i < len(COLOURS) else "--")
+    styles = zip(cycle(COLOURS), cycle(MARKS), strict=True)
+    for (label, (x, y)), (colour, mark) in zip(panel.points.items(), styles, strict=False):
+        ax.plot(x, y, mark, color=colour, label=label, markersize=7)
     # Dots: the axis does not begin at 0, and a bar's length would say something untrue.
-    for i, values in enumerate(panel.means.values()):
-        mean = statistics.fmean(values)
-        deviation = statistics.stdev(values) if len(values) > 1 else None
-        colour = COLOURS[i % len(COLOURS)]
-        ax.errorbar(i, mean, yerr=deviation, fmt="o", capsize=3, color=colour)
+    for i, (values, colour) in enumerate(zip(panel.means.values(), cycle(COLOURS), strict=False)):
+        deviation = np.std(values, ddof=1) if len(values) > 1 else None
+        ax.errorbar(i, np.mean(values), yerr=deviation, fmt="o", capsize=3, color=colour)
     if panel.means:
-        names = list(panel.means)
-        ax.set_xticks(range(len(names)), names, rotation=35, ha="right", fontsize=8)
+        ax.set_xticks(
+            range(len(panel.means)), list(panel.means), rotation=35, ha="right", fontsize=8
+        )
         ax.margins(x=0.1, y=0.2)
     for (label, height), style in zip(panel.horizontals.items(), ("--", ":", "-."), strict=False):
         ax.axhline(height, color="#555555", linewidth=1.0, linestyle=style, label=label)
@@ -133,6 +114,22 @@ def _panel(panel: Panel, ax: Axes) -> None:
         ax.legend(frameon=False, fontsize=7)
 
 
+def _line(line: Line, ax: Axes, colour: str, style: str) -> None:
+    """Mean and deviation over the seeds, or every list for itself."""
+    epochs = min(map(len, line.seeds))
+    values = np.array([seed[:epochs] for seed in line.seeds])
+    x = np.arange(line.first, line.first + epochs)
+    if line.each is not None:
+        labels = [line.label, *[None] * (len(values) - 1)]
+        ax.plot(x, values.T, color=line.each, linewidth=0.6, alpha=0.7, label=labels)
+        return
+    mean = values.mean(0)
+    spread = values.std(0, ddof=1) if len(values) > 1 else np.zeros(epochs)
+    ax.fill_between(x, mean - spread, mean + spread, color=colour, alpha=0.2, linewidth=0)
+    label = f"{line.label} ({len(values)} seed{'s' if len(values) > 1 else ''})"
+    ax.plot(x, mean, color=colour, label=label, linewidth=1.4, linestyle=style)
+
+
 @dataclass(frozen=True)
 class Images:
     """A block of small images under one title."""
@@ -146,22 +143,18 @@ class Images:
 def draw_images(
     blocks: Sequence[Images | None], file: Path, title: str, columns: int = 3
 ) -> list[Path]:
-    """Blocks of images in rows, each in a frame of its colour; ``None`` leaves a options empty."""
+    """Blocks of images in rows, each in a frame of its colour; ``None`` leaves a place empty."""
     if not blocks:
         return []
     rows = -(-len(blocks) // columns)
-    figure = _figure(2.9 * columns, 0.4 + 3.1 * rows)
-    axes = figure.subplots(rows, columns, squeeze=False).flatten()
-    for ax in axes[len(blocks) :]:
-        ax.set_visible(False)
+    figure, axes = _axes(rows, columns, 2.9 * columns, 0.4 + 3.1 * rows)
     for block, ax in zip(blocks, axes, strict=False):
         if block is None:
-            ax.set_visible(False)
             continue
+        ax.set_visible(True)
         ax.imshow(tiled(block.images).numpy(), cmap="gray", vmin=0, vmax=1)
         ax.set_title(block.title, fontsize=9)
-        ax.set_xticks([])
-        ax.set_yticks([])
+        ax.set(xticks=[], yticks=[])
         for side in ax.spines.values():
             side.set(color=block.frame, linewidth=2.5)
     return _save(figure, file, title)
@@ -169,27 +162,27 @@ def draw_images(
 
 def tiled(images: Tensor) -> Tensor:
     """Images as one, row by row from the upper left, with a pixel between."""
-    import torch
     from torch.nn.functional import pad
 
-    count, channels = images.shape[:2]
-    side = max(int((count - 1) ** 0.5) + 1, 1)
-    images = pad(images, (0, 1, 0, 1), value=1.0)
-    _, _, height, width = images.shape
-    sheet = torch.ones(channels, side * height, side * width)
-    for i, image in enumerate(images):
-        y, x = divmod(i, side)
-        sheet[:, y * height : (y + 1) * height, x * width : (x + 1) * width] = image
-    return sheet[0] if channels == 1 else sheet.permute(1, 2, 0)
+    side = max(int((len(images) - 1) ** 0.5) + 1, 1)
+    missing = side**2 - len(images)
+    padded = pad(images, (0, 1, 0, 1, 0, 0, 0, missing), value=1.0)
+    grid = padded.reshape(side, side, *padded.shape[1:])  # rows, columns, channels, height, width
+    sheet = grid.permute(0, 3, 1, 4, 2).flatten(2, 3).flatten(0, 1)
+    return sheet[..., 0] if sheet.shape[-1] == 1 else sheet
 
 
-def _figure(width: float, height: float) -> Figure:
+def _axes(rows: int, columns: int, width: float, height: float) -> tuple[Figure, Sequence[Axes]]:
+    """A figure of axes that are shown when they are used."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
-    return figure
+    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for ax in axes:
+        ax.set_visible(False)
+    return figure, axes
 
 
 def _save(figure: Figure, file: Path, title: str) -> list[Path]:
@@ -198,6 +191,5 @@ def _save(figure: Figure, file: Path, title: str) -> list[Path]:
     files = [file.with_name(f"{file.name}.{suffix}") for suffix in ("png", "svg")]
     for one in files:
         # Without a date, so that the same results give the same file.
-        metadata = {"Date": None} if one.suffix == ".svg" else None
-        figure.savefig(one, dpi=150, metadata=metadata)
+        figure.savefig(one, dpi=150, metadata={"Date": None} if one.suffix == ".svg" else None)
     return files

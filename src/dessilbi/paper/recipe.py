@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from dessilbi.lab.run.config import Config, DataConfig, ScheduleConfig
-from dessilbi.paper.sweep.sweep import Job, Label
+from dessilbi.paper.sweep import Job
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from dessilbi.lab.run.directory import RunDir
     from dessilbi.lab.run.options import RunOptions
     from dessilbi.paper.results import Results
+    from dessilbi.paper.sweep import Label
     from dessilbi.paper.tables import Table
 
 Scale = Literal["smoke", "cpu", "paper"]
@@ -25,7 +27,26 @@ COLLAPSED = 20.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
+class Setting:
+    """A cell of a recipe: what is run, once for every seed."""
+
+    labels: Mapping[str, Label]
+    """What it is in the grid; together they are its key."""
+    config: Config | Callable[..., Config]
+    """The configuration, or how it is made of the runs in ``needs``, given in their order."""
+    needs: tuple[str, ...] = ()
+    """Keys of settings whose runs of the same seed must be there before."""
+    seeds: int = 1
+    """Of the scale, unless the user says how many."""
+
+    @property
+    def key(self) -> str:
+        """Its name in the recipe."""
+        return "/".join(map(str, self.labels.values()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe(ABC):
     """A table or figure of the paper as one command."""
 
     name: str
@@ -33,30 +54,61 @@ class Recipe:
     """What it reproduces, in a line."""
     shows: tuple[str, ...]
     """Labels of the tables and figures in the paper's source."""
-    jobs: Callable[[Scale, int | None], list[Job]]
-    """The runs of a scale; the number of seeds, or ``None`` for the scale's own."""
-    tables: Callable[[Results], list[Table]]
-    draw: Callable[[Results, Path, RunOptions], list[Path]] = lambda results, out, options: []
-    """Writes the figures to a folder and returns the files; it may need the run directories."""
-    measure: Callable[[RunDir, Job, RunOptions], dict[str, Any]]
-    """What of a finished run is kept in the results."""
     costs: Mapping[Scale, str]
     """Roughly how long a scale takes; estimates."""
-    cuts: Mapping[Scale, tuple[str, ...]] = field(default_factory=dict)
+    cuts: Mapping[Scale, tuple[str, ...]]
     """What a scale leaves out of the paper's setting."""
-    notes: tuple[str, ...] = ()
-    """What was decided where the paper is silent."""
+
+    @abstractmethod
+    def settings(self, scale: Scale) -> list[Setting]:
+        """What a scale runs; a setting comes after those that it needs."""
+
+    @abstractmethod
+    def tables(self, results: Results) -> list[Table]:
+        """Ours next to the paper's, also of an unfinished recipe."""
+
+    def draw(self, results: Results, out: Path, options: RunOptions) -> list[Path]:
+        """Write the figures to a folder; some need the run directories."""
+        return []
+
+    def measure(self, run: RunDir, job: Job, options: RunOptions) -> dict[str, Any]:
+        """What of a finished run is kept in the results."""
+        return measure_training(run)
+
+    def jobs(self, scale: Scale, seeds: int | None = None) -> list[Job]:
+        """The runs of a scale: a seed of every setting before a second one.
+
+        Half a table says something, too. Seeds are 0, 1, ...: fixed before any run, so that none
+        can be chosen afterwards.
+        """
+        if seeds is not None and seeds < 1:
+            raise ValueError(f"seeds must be >= 1, got {seeds}")
+        settings = self.settings(scale)
+        return [
+            Job(
+                key=f"{setting.key or self.name}/seed={seed}",
+                config=replace(setting.config, seed=seed)
+                if isinstance(setting.config, Config)
+                else setting.config,
+                needs=tuple(f"{need}/seed={seed}" for need in setting.needs),
+                labels={**setting.labels, "seed": seed},
+            )
+            for seed in range(seeds or max(setting.seeds for setting in settings))
+            for setting in settings
+            if seed < (seeds or setting.seeds)
+        ]
 
 
-def measure_training(run: RunDir, job: Job, options: RunOptions) -> dict[str, Any]:
+def measure_training(run: RunDir) -> dict[str, Any]:
     """Accuracies at the end and at best, densities, and whether the run collapsed."""
     records = run.records()
-    last = records[-1]
+    last, best = records[-1], max(r["accuracy"] for r in records)
     found: dict[str, Any] = {
         "epochs": last["epoch"],
         "accuracy": round(last["accuracy"], 4),
-        "best": round(max(r["accuracy"] for r in records), 4),
-        "collapsed": max(r["accuracy"] for r in records) < COLLAPSED and has_ten_classes(run),
+        "best": round(best, 4),
+        # Where there are ten classes, 10 % is chance.
+        "collapsed": best < COLLAPSED and run.config().data.name != "imagenet",
         "judged_on": last["judged_on"],
     }
     for name in ("sparse_accuracy", "recalibrated_accuracy", "density"):
@@ -70,11 +122,6 @@ def measure_training(run: RunDir, job: Job, options: RunOptions) -> dict[str, An
     return found
 
 
-def has_ten_classes(run: RunDir) -> bool:
-    """Whether the run's task has ten classes, so that 10 % is chance."""
-    return run.config().data.name != "imagenet"
-
-
 CURVES = (
     "train_loss",
     "train_accuracy",
@@ -85,7 +132,7 @@ CURVES = (
 )
 
 
-def measure_curves(run: RunDir, job: Job, options: RunOptions) -> dict[str, Any]:
+def measure_curves(run: RunDir) -> dict[str, Any]:
     """The same, with the course of training, an entry an epoch."""
     records = [r for r in run.records() if r["epoch"] > 0]
     curves = {
@@ -93,7 +140,7 @@ def measure_curves(run: RunDir, job: Job, options: RunOptions) -> dict[str, Any]
         for name in CURVES
         if records and all(name in r for r in records)
     }
-    return measure_training(run, job, options) | {"curves": curves}
+    return measure_training(run) | {"curves": curves}
 
 
 def stand_in(trained: str, network: str) -> str:
@@ -107,41 +154,15 @@ def over_seeds(results: Results) -> str:
     return "mean and deviation over seeds" if len(results.seeds) > 1 else "one seed"
 
 
-def seed_list(count: int | None, usual: int) -> Sequence[int]:
-    """Seeds 0, 1, ...: fixed before any run, so that none can be chosen afterwards."""
-    number = usual if count is None else count
-    if number < 1:
-        raise ValueError(f"seeds must be >= 1, got {number}")
-    return range(number)
+def _cifar10(epochs: int, *milestones: int, data: DataConfig, batch_size: int = 128) -> Config:
+    schedule = ScheduleConfig(kind="multistep", milestones=milestones)
+    return Config(data=data, schedule=schedule, epochs=epochs, batch_size=batch_size)
 
 
-def seeded(key: str, config: Config, seeds: Sequence[int], **labels: Label) -> list[Job]:
-    """A job for each seed."""
-    return [
-        Job(key=f"{key}/seed={s}", config=replace(config, seed=s), labels={**labels, "seed": s})
-        for s in seeds
-    ]
-
-
+FEWER: Final = DataConfig(name="cifar10", images=5_000, test_images=2_000)
 CIFAR10: Final[dict[Scale, Config]] = {
-    "paper": Config(
-        data=DataConfig(name="cifar10"),
-        schedule=ScheduleConfig(kind="multistep", milestones=(80, 120)),
-        epochs=160,
-        batch_size=128,
-    ),
-    "cpu": Config(
-        data=DataConfig(name="cifar10", images=5_000, test_images=2_000),
-        schedule=ScheduleConfig(kind="multistep", milestones=(8, 12)),
-        epochs=16,
-        batch_size=128,
-    ),
-    "smoke": Config(
-        data=DataConfig(images=512),
-        schedule=ScheduleConfig(kind="multistep", milestones=(1,)),
-        epochs=2,
-        batch_size=64,
-    ),
+    "paper": _cifar10(160, 80, 120, data=DataConfig(name="cifar10")),
+    "cpu": _cifar10(16, 8, 12, data=FEWER),
+    "smoke": _cifar10(2, 1, data=DataConfig(images=512), batch_size=64),
 }
 """The paper's training on CIFAR-10, and what stands for it."""
-CIFAR10_CUT = "5,000 of 50,000 training images, 2,000 of 10,000 test images"

@@ -12,7 +12,7 @@ from dessilbi.lab.run.files import ENVIRONMENT
 from dessilbi.paper.recipe import SCALES
 from dessilbi.paper.recipes import RECIPES
 from dessilbi.paper.results import Record, Results
-from dessilbi.paper.sweep.sweep import FINISHED, Sweep
+from dessilbi.paper.sweep import FINISHED, Sweep
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,11 +20,9 @@ if TYPE_CHECKING:
 
     from dessilbi.lab.run.directory import RunDir
     from dessilbi.lab.run.options import RunOptions
+    from dessilbi.paper.executors import Executor
     from dessilbi.paper.recipe import Recipe, Scale
-    from dessilbi.paper.sweep.executors import Executor
-    from dessilbi.paper.sweep.sweep import Job, Outcome
-
-BEGIN, END = "<!-- results: {name} -->", "<!-- end of results -->"
+    from dessilbi.paper.sweep import Job, Outcome
 
 
 def results_file(folder: Path, recipe: str, scale: str) -> Path:
@@ -67,8 +65,7 @@ def reproduce(
         Interrupted: stopped; the same call goes on.
         RunError: the results cannot be written.
     """
-    jobs = recipe.jobs(scale, seeds)
-    planned = len(jobs)
+    planned = recipe.jobs(scale, seeds)
     file = results_file(folder, recipe.name, scale)
     results = Results.load(file, recipe.name, scale)
 
@@ -76,44 +73,40 @@ def reproduce(
         """Add to the file as it is now: another process may have added to it, too."""
         nonlocal results
         with Results.changed(file, recipe.name, scale) as results:
-            results.planned = planned
+            results.planned = len(planned)
             results.cuts = list(recipe.cuts.get(scale, ()))
             results.environment = environment or results.environment
             for key, record in new.items():
-                known = results.records.get(key)
-                if record.status != "done" and known is not None and _stands(known, record.run):
+                if record.status != "done" and _stands(results, key, record.run):
                     log(f"{key}: the result in {file.name} is kept")
                 else:
                     results.records[key] = record
 
     def ended(job: Job, outcome: Outcome) -> None:
-        record = Record(dict(job.labels), outcome.status, message=_public(outcome.message, options))
-        record.run = _run_name(job)
-        environment: dict[str, Any] = {}
-        if outcome.run is not None:
-            record.run = outcome.run.path.name
-            known = results.records.get(job.key)
-            if outcome.seconds is None and known is not None and _stands(known, record.run):
+        run, environment = outcome.run, dict[str, Any]()
+        message = "" if outcome.message == FINISHED else outcome.message
+        record = Record(dict(job.labels), outcome.status, run=_run_name(job), message=message)
+        if run is not None:
+            record.run = run.path.name
+            if outcome.seconds is None and _stands(results, job.key, record.run):
                 return  # trained and measured before
             try:
-                record.values = recipe.measure(outcome.run, job, options)
-                record.message = ""
-                environment = _environment(outcome.run)
+                record.values = recipe.measure(run, job, options)
+                environment = _environment(run)
             except Exception as error:  # one run that cannot be read must not lose the others
-                record.status = "failed"
-                record.message = _public(f"{type(error).__name__}: {error}", options)
+                record.status, record.message = "failed", f"{type(error).__name__}: {error}"
                 log(f"FAILED {job.key}: trained, but not measured: {record.message}")
         if record.status != "done":
             failed(job.key)
+        record.message = _public(record.message, options)
         keep({job.key: record}, environment)
 
-    jobs = with_needs(jobs, lambda job: only in job.key)
+    jobs = with_needs(planned, lambda job: only in job.key)
     if not jobs:
-        known = ", ".join(job.key for job in recipe.jobs(scale, seeds))
+        known = ", ".join(job.key for job in planned)
         raise ValueError(f"no run of {recipe.name} contains {only!r}; they are: {known}")
-    chosen = len(jobs)
     if reuse:
-        jobs = without_results(jobs, results)
+        chosen, jobs = len(jobs), without_results(jobs, results)
         log(f"{chosen - len(jobs)} of {chosen} runs are in {file.name}")
     Sweep(jobs, executor, options, threads=threads, log=log, ended=ended).run()
     keep({}, {})
@@ -125,22 +118,18 @@ def _run_name(job: Job) -> str:
     return job.config.run_name if isinstance(job.config, Config) else ""
 
 
-def _stands(known: Record, run: str) -> bool:
-    """Whether a record is the result of a run; one of another name is of other settings.
+def _stands(results: Results, key: str, run: str) -> bool:
+    """Whether there is the result of a run; one of another name is of other settings.
 
     A run whose name is not known counts as the same.
     """
-    return known.status == "done" and run in ("", known.run)
+    known = results.records.get(key)
+    return known is not None and known.status == "done" and run in ("", known.run)
 
 
 def without_results(jobs: list[Job], results: Results) -> list[Job]:
     """The jobs that have no result yet, and those that they need."""
-
-    def missing(job: Job) -> bool:
-        known = results.records.get(job.key)
-        return known is None or not _stands(known, _run_name(job))
-
-    return with_needs(jobs, missing)
+    return with_needs(jobs, lambda job: not _stands(results, job.key, _run_name(job)))
 
 
 def with_needs(jobs: list[Job], wanted: Callable[[Job], bool]) -> list[Job]:
@@ -152,6 +141,22 @@ def with_needs(jobs: list[Job], wanted: Callable[[Job], bool]) -> list[Job]:
             left.append(job)
             needed.update(job.needs)
     return left[::-1]
+
+
+def _public(message: str, options: RunOptions) -> str:
+    """A message without the paths of this machine: results are published."""
+    message = re.sub(r" ?\([^()]*log: [^()]*\)", "", message)
+    return message.replace(str(options.runs.resolve()), "runs").replace(str(options.runs), "runs")
+
+
+def _environment(run: RunDir) -> dict[str, Any]:
+    file = run.path / ENVIRONMENT
+    facts = json.loads(file.read_text()) if file.is_file() else {}
+    kept = ("python", "packages", "cores", "threads", "device")
+    return {name: facts[name] for name in kept if name in facts}
+
+
+# ---------------------------------------------------------------------- what is shown of them
 
 
 def publish(recipe: Recipe, results: Results, out: Path, options: RunOptions) -> list[Path]:
@@ -170,7 +175,7 @@ def state(recipe: Recipe, results: Results) -> str:
     """How complete the results are, in a sentence: fewer seeds than the scale's are a part."""
     failed = sum(r.status != "done" for r in results.records.values())
     more = f", {failed} failed or skipped" if failed else ""
-    planned = max(_usual(recipe, results), results.planned, results.done)
+    planned = max(len(recipe.jobs(results.scale)), results.planned, results.done)
     return (
         f"{results.done} of {planned} runs done{more}; "
         f"seeds {', '.join(map(str, results.seeds)) or 'none'}"
@@ -180,16 +185,11 @@ def state(recipe: Recipe, results: Results) -> str:
 def command(recipe: Recipe, results: Results) -> str:
     """What was asked for last, to be typed again."""
     text = f"dessilbi reproduce {recipe.name} --scale {results.scale}"
-    if results.planned in (0, _usual(recipe, results)):
+    if results.planned in (0, len(recipe.jobs(results.scale))):
         return text
-    scale: Scale = results.scale  # type: ignore[assignment]
-    enough = (n for n in itertools.count(1) if len(recipe.jobs(scale, n)) >= results.planned)
+    counts = itertools.count(1)
+    enough = (n for n in counts if len(recipe.jobs(results.scale, n)) >= results.planned)
     return f"{text} --seeds {next(enough)}"
-
-
-def _usual(recipe: Recipe, results: Results) -> int:
-    """Runs of the recipe with the scale's own seeds."""
-    return len(recipe.jobs(results.scale, None))  # type: ignore[arg-type]
 
 
 def markdown(recipe: Recipe, results: Results) -> str:
@@ -197,8 +197,7 @@ def markdown(recipe: Recipe, results: Results) -> str:
     head = [f"`{command(recipe, results)}`: {state(recipe, results)}."]
     if results.cuts:
         head.append("Cut: " + "; ".join(results.cuts) + ".")
-    if results.environment:
-        facts = results.environment
+    if facts := results.environment:
         head.append(
             f"Run with torch {facts.get('packages', {}).get('torch', '?')} on "
             f"{facts.get('device', '?')}, {facts.get('cores', '?')} cores, "
@@ -214,39 +213,20 @@ def refresh_docs(file: Path, folder: Path) -> int:
     A place is a pair of comments: ``<!-- results: table-mnist-paper -->`` and ``<!-- end of results
     -->``. Where nothing was run the text between them says so.
     """
-    text = file.read_text()
     count = 0
 
     def fill(match: re.Match[str]) -> str:
         nonlocal count
-        name, _, scale = match[1].rpartition("-")
+        name, _, scale = match[2].rpartition("-")
         if name not in RECIPES or scale not in SCALES:
-            raise ValueError(f"{file} has a place for {match[1]!r}, which is no recipe and scale")
+            raise ValueError(f"{file} has a place for {match[2]!r}, which is no recipe and scale")
         source = results_file(folder, name, scale)
         body = "Not run yet.\n"
         if source.is_file():
             body = markdown(RECIPES[name], Results.load(source, name, scale))
             count += 1
-        return f"{BEGIN.format(name=match[1])}\n{body}{END}"
+        return f"{match[1]}\n{body}{match[3]}"
 
-    pattern = re.compile(r"<!-- results: ([\w.-]+) -->.*?<!-- end of results -->", re.DOTALL)
-    file.write_text(pattern.sub(fill, text))
+    place = r"(<!-- results: ([\w.-]+) -->).*?(<!-- end of results -->)"
+    file.write_text(re.sub(place, fill, file.read_text(), flags=re.DOTALL))
     return count
-
-
-def _public(message: str, options: RunOptions) -> str:
-    """A message without the paths of this machine: results are published."""
-    message = re.sub(r" ?\([^()]*log: [^()]*\)", "", message)
-    message = message.replace(str(options.runs.resolve()), "runs").replace(
-        str(options.runs), "runs"
-    )
-    return "" if message == FINISHED else message
-
-
-def _environment(run: RunDir) -> dict[str, Any]:
-    file = run.path / ENVIRONMENT
-    if not file.is_file():
-        return {}
-    facts = json.loads(file.read_text())
-    kept = ("python", "packages", "cores", "threads", "device")
-    return {name: facts[name] for name in kept if name in facts}

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from dessilbi.paper.sweep.sweep import Label
+    from dessilbi.paper.recipe import Scale
+    from dessilbi.paper.sweep import Label
 
 
 @dataclass
@@ -38,7 +39,7 @@ class Results:
     """All runs of a recipe at a scale, so far."""
 
     recipe: str
-    scale: str
+    scale: Scale
     planned: int = 0
     """Runs of the whole recipe with the seeds that were asked for last."""
     cuts: list[str] = field(default_factory=list)
@@ -46,15 +47,14 @@ class Results:
     records: dict[str, Record] = field(default_factory=dict)
 
     @classmethod
-    def load(cls, file: Path, recipe: str, scale: str) -> Results:
+    def load(cls, file: Path, recipe: str, scale: Scale) -> Results:
         """Read the file, or begin an empty one."""
         if not file.is_file():
             return cls(recipe, scale)
         try:
-            content = json.loads(file.read_text())
-            content["records"] = {k: Record(**r) for k, r in content["records"].items()}
-            found = cls(**content)
-        except (ValueError, TypeError, KeyError) as error:
+            found = cls(**json.loads(file.read_text()))
+            found.records = {k: Record(**r) for k, r in found.records.items()}  # type: ignore[arg-type]
+        except (ValueError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"{file} is not a file of results ({error}); move it away to begin anew"
             ) from error
@@ -67,7 +67,7 @@ class Results:
 
     @classmethod
     @contextmanager
-    def changed(cls, file: Path, recipe: str, scale: str) -> Iterator[Results]:
+    def changed(cls, file: Path, recipe: str, scale: Scale) -> Iterator[Results]:
         """The results as they are in the file now, to change and then be written back.
 
         Other processes wait meanwhile, so that several may run parts of one recipe.
@@ -84,21 +84,20 @@ class Results:
 
     def save(self, file: Path) -> None:
         """Write the file whole or not at all."""
+        head = {k: v for k, v in asdict(self).items() if k != "records"}
         records = [
             f"  {json.dumps(key)}: {json.dumps(asdict(record))}"
             for key, record in sorted(self.records.items())
         ]
-        head = {k: v for k, v in asdict(self).items() if k != "records"}
         # A line a run: a new result is a line in a diff.
         body = json.dumps(head, indent=1)[:-2] + ',\n "records": {\n' + ",\n".join(records)
         with _clear_errors(file):
-            file.parent.mkdir(parents=True, exist_ok=True)
             write_whole(file, (body + "\n }\n}\n").encode())
 
     @property
     def done(self) -> int:
         """Runs that are done."""
-        return sum(record.status == "done" for record in self.records.values())
+        return len(self.where())
 
     @property
     def seeds(self) -> list[Label]:
@@ -107,17 +106,15 @@ class Results:
 
     def where(self, **labels: Label) -> list[Record]:
         """Finished runs with these labels, in the order of their seeds."""
+        wanted = labels.items()
         found = [
-            record
-            for record in self.records.values()
-            if record.status == "done"
-            and all(record.labels.get(name) == value for name, value in labels.items())
+            r for r in self.records.values() if r.status == "done" and wanted <= r.labels.items()
         ]
         return sorted(found, key=lambda record: record.labels.get("seed", 0))
 
     def collapsed(self, **labels: Label) -> int:
         """How many of them never learned."""
-        return sum(bool(record.values.get("collapsed")) for record in self.where(**labels))
+        return len(self.where(**labels)) - len(self.learned(**labels))
 
     def learned(self, **labels: Label) -> list[Record]:
         """Those of them that did not collapse: what tables and curves are the mean of."""
@@ -125,9 +122,13 @@ class Results:
 
     def values(self, name: str, **labels: Label) -> list[float]:
         """A value of these runs, a number a seed; runs that collapsed are left out."""
-        return [
-            float(record.values[name]) for record in self.learned(**labels) if name in record.values
-        ]
+        return [float(r.values[name]) for r in self.learned(**labels) if name in r.values]
+
+    def curves(self, name: str, **labels: Label) -> list[list[float]]:
+        """The course of a value in these runs, a list a seed; a density in percent."""
+        factor = 100.0 if name == "density" else 1.0
+        courses = [r.values["curves"].get(name) for r in self.learned(**labels)]
+        return [[factor * value for value in course] for course in courses if course]
 
 
 @contextmanager

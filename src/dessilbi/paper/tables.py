@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 import statistics
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
 
     from dessilbi.paper.published import PublishedTable
     from dessilbi.paper.results import Results
-    from dessilbi.paper.sweep.sweep import Label
+    from dessilbi.paper.sweep import Label
 
 CSV_HEADER = (
     "row",
@@ -29,6 +28,8 @@ CSV_HEADER = (
     "difference",
 )
 HEADER = ("", "setting", "ours", "seeds", "paper", "difference", "outside")
+LATEX = {"±": r"$\pm$", "\\": r"\textbackslash{}", "~": r"\textasciitilde{}"}
+LATEX |= {character: "\\" + character for character in "&%$#_{}"}
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,26 @@ class Cell:
             return None
         return abs(self.difference) > self.spread + (self.their_spread or 0.0)
 
+    def shown(self, digits: int) -> tuple[str, ...]:
+        """As a line of a table."""
+        outside = {None: "?", True: "yes", False: "no"}[self.outside]
+        lost = f", {self.collapsed} collapsed" if self.collapsed else ""
+        return (
+            self.row,
+            self.column,
+            _number(self.mean, self.spread, digits),
+            f"{len(self.ours)}{lost}",
+            _number(self.theirs, self.their_spread, digits),
+            "-" if self.difference is None else f"{self.difference:+.{digits}f}",
+            "-" if self.difference is None else outside,
+        )
+
+
+def _number(value: float | None, spread: float | None, digits: int) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.{digits}f}" + ("" if spread is None else f" ± {spread:.{digits}f}")
+
 
 def cell(
     results: Results,
@@ -92,52 +113,30 @@ class Table:
     title: str
     cells: Sequence[Cell]
     digits: int = 2
-    notes: tuple[str, ...] = field(default_factory=tuple)
+    notes: tuple[str, ...] = ()
 
     def lines(self) -> list[tuple[str, ...]]:
-        """The table as text, a line a cell, without the header."""
-        return [
-            (
-                cell.row,
-                cell.column,
-                self._with_spread(cell.mean, cell.spread),
-                _seeds(cell),
-                self._with_spread(cell.theirs, cell.their_spread),
-                "-" if cell.difference is None else f"{cell.difference:+.{self.digits}f}",
-                {None: "?", True: "yes", False: "no"}[cell.outside]
-                if cell.difference is not None
-                else "-",
-            )
-            for cell in self.cells
-        ]
+        """The table as text, a line a cell, below its header."""
+        return [HEADER, *(cell.shown(self.digits) for cell in self.cells)]
 
-    def _with_spread(self, value: float | None, spread: float | None) -> str:
-        if value is None or math.isnan(value):
-            return "-"
-        more = "" if spread is None else f" ± {spread:.{self.digits}f}"
-        return f"{value:.{self.digits}f}{more}"
-
-    @property
-    def filled(self) -> int:
-        """Cells that have a number of ours."""
-        return sum(bool(cell.ours) for cell in self.cells)
-
-    def markdown(self) -> str:
-        """For GitHub and docs."""
-        rows = [HEADER, tuple("---" for _ in HEADER), *self.lines()]
-        text = "\n".join(f"| {' | '.join(c.replace('|', '/') for c in row)} |" for row in rows)
-        notes = "".join(f"\n- {note}" for note in self.remarks())
-        return f"**{self.title}**\n\n{text}\n{notes}\n"
-
-    def remarks(self) -> tuple[str, ...]:
+    def remarks(self) -> list[str]:
         """What a reader must know beside the numbers."""
-        found = [f"{self.filled} of {len(self.cells)} cells have a result."]
+        filled = sum(bool(cell.ours) for cell in self.cells)
+        found = [f"{filled} of {len(self.cells)} cells have a result."]
         if any(cell.theirs is not None for cell in self.cells):
             found.append(
                 "Outside: further from the paper than both spreads together (standard deviation "
                 "over our seeds; the paper's where it is known, else 0). '?': one seed, no spread."
             )
-        return (*found, *self.notes)
+        return [*found, *self.notes]
+
+    def markdown(self) -> str:
+        """For GitHub and docs."""
+        header, *lines = self.lines()
+        rows = [header, ("---",) * len(header), *lines]
+        text = "\n".join(f"| {' | '.join(c.replace('|', '/') for c in row)} |" for row in rows)
+        notes = "".join(f"\n- {note}" for note in self.remarks())
+        return f"**{self.title}**\n\n{text}\n{notes}\n"
 
     def csv(self) -> str:
         """Full precision, for other programs."""
@@ -145,29 +144,24 @@ class Table:
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow(CSV_HEADER)
         for c in self.cells:
-            values = (c.mean, c.spread, len(c.ours), c.collapsed, c.theirs, c.their_spread)
-            shown = ["" if v is None else v for v in (*values, c.difference)]
-            writer.writerow([c.row, c.column, *shown])
+            counts = (len(c.ours), c.collapsed)
+            paper = (c.theirs, c.their_spread, c.difference)
+            writer.writerow([c.row, c.column, c.mean, c.spread, *counts, *paper])
         return out.getvalue()
 
     def latex(self) -> str:
         """A tabular with its caption."""
-        rows = [HEADER, *self.lines()]
-        body = [" & ".join(_latex(cell) for cell in row) + r" \\" for row in rows]
+        escape = str.maketrans(LATEX)
+        caption = " ".join([f"{self.title}.", *self.remarks()]).translate(escape)
+        header, *body = (
+            " & ".join(text.translate(escape) for text in line) + r" \\" for line in self.lines()
+        )
+        rule = r"\hline"
         return "\n".join(
             [
-                r"\begin{table}",
-                r"\centering",
-                r"\begin{tabular}{llrlrrl}",
-                r"\hline",
-                body[0],
-                r"\hline",
-                *body[1:],
-                r"\hline",
-                r"\end{tabular}",
-                rf"\caption{{{_latex(' '.join([self.title + '.', *self.remarks()]))}}}",
-                r"\end{table}",
-                "",
+                "\\begin{table}\n\\centering\n\\begin{tabular}{llrlrrl}",
+                *(rule, header, rule, *body, rule),
+                "\\end{tabular}\n\\caption{" + caption + "}\n\\end{table}\n",
             ]
         )
 
@@ -179,14 +173,3 @@ class Table:
             files.append(folder / f"{self.name}.{suffix}")
             files[-1].write_text(text)
         return files
-
-
-def _seeds(cell: Cell) -> str:
-    collapsed = f", {cell.collapsed} collapsed" if cell.collapsed else ""
-    return f"{len(cell.ours)}{collapsed}"
-
-
-def _latex(text: str) -> str:
-    special = {"±": r"$\pm$", "\\": r"\textbackslash{}", "~": r"\textasciitilde{}"}
-    special |= {c: "\\" + c for c in "&%$#_{}"}
-    return "".join(special.get(c, c) for c in text)

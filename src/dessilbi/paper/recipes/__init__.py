@@ -1,35 +1,47 @@
-"""Every table and figure of the paper by name."""
+"""Every table and figure of the paper by name; ``recipes.toml`` says what each of them is."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 from dessilbi._text import did_you_mean
 from dessilbi.lab.run.config import ConfigError
-from dessilbi.paper.recipes import (
-    ablation,
-    classification,
-    cost,
-    filters,
-    gradients,
-    layers,
-    lottery,
-)
+from dessilbi.paper.recipes.ablation import Ablation
+from dessilbi.paper.recipes.classification import Classification
+from dessilbi.paper.recipes.cost import Cost
+from dessilbi.paper.recipes.images import FilterPath, GradientImages
+from dessilbi.paper.recipes.layers import Finetune, Layers
+from dessilbi.paper.recipes.lottery import Lottery
 
 if TYPE_CHECKING:
     from dessilbi.paper.recipe import Recipe
 
+KINDS: Final[dict[str, type[Recipe]]] = {
+    "table": Classification,
+    "ablation": Ablation,
+    "lottery": Lottery,
+    "layers": Layers,
+    "finetune": Finetune,
+    "cost": Cost,
+    "filters": FilterPath,
+    "gradients": GradientImages,
+}
+"""By the first word of a recipe's name."""
+_CONTENT = tomllib.loads((Path(__file__).parents[1] / "recipes.toml").read_text())
+
+
+def _described(name: str) -> dict[str, Any]:
+    """What the file says of a recipe, and of the one that it is like."""
+    own = dict(_CONTENT[name])
+    other = _described(own.pop("like")) if "like" in own else {}
+    together = {what: other.get(what, {}) | own.get(what, {}) for what in ("costs", "cuts")}
+    return other | own | together
+
+
 RECIPES: Final[dict[str, Recipe]] = {
-    recipe.name: recipe
-    for recipe in (
-        *classification.RECIPES,
-        *ablation.RECIPES,
-        *lottery.RECIPES,
-        *layers.RECIPES,
-        cost.RECIPE,
-        filters.RECIPE,
-        gradients.RECIPE,
-    )
+    name: KINDS[name.partition("-")[0]](name=name, **_described(name)) for name in _CONTENT
 }
 
 

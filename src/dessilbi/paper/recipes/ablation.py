@@ -6,22 +6,19 @@ The seed decides the initialisation, so every setting of a round starts from the
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dessilbi.lab.run.config import ModelConfig
-from dessilbi.paper.figures import Line, Panel, draw_panels
-from dessilbi.paper.optimizers import COMPETITORS
-from dessilbi.paper.published import EPOCHS, KAPPA, KAPPA_EPOCHS, NU, NU_EPOCHS, PublishedTable
+from dessilbi.paper.competitors import COMPETITORS
+from dessilbi.paper.figures import Panel, draw_panels, lines_of
+from dessilbi.paper.published import EPOCHS, KAPPA, KAPPA_EPOCHS, NU, NU_EPOCHS
 from dessilbi.paper.recipe import (
     CIFAR10,
-    CIFAR10_CUT,
     Recipe,
     Scale,
+    Setting,
     measure_curves,
     over_seeds,
-    seed_list,
-    seeded,
     stand_in,
 )
 from dessilbi.paper.tables import Cell, Table, cell
@@ -29,9 +26,10 @@ from dessilbi.paper.tables import Cell, Table, cell
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from dessilbi.lab.run.directory import RunDir
     from dessilbi.lab.run.options import RunOptions
     from dessilbi.paper.results import Results
-    from dessilbi.paper.sweep.sweep import Job
+    from dessilbi.paper.sweep import Job
 
 
 @dataclass(frozen=True)
@@ -53,142 +51,87 @@ SIZES: dict[Scale, Size] = {
     "cpu": Size({"vgg-16": "vgg-4", "resnet-56": "resnet-8"}, 10, seeds=2, quicker=10.0),
     "smoke": Size({"vgg-16": "digits-net"}, 80, seeds=1, quicker=10.0),
 }
-
-
-def jobs(which: str, values: tuple[float, ...], scale: Scale, seeds: int | None) -> list[Job]:
-    """Every value of the setting and SGD, each network, each seed."""
-    size, found = SIZES[scale], []
-    for network, trained in size.networks.items():
-        # Without the setting in the name: kappa = 1 and nu = 100 are the same run.
-        base = replace(CIFAR10[scale], name=f"ablation-{trained}", model=ModelConfig(name=trained))
-        for value in (*values, None):
-            optimizer, setting = COMPETITORS["sgd-mom-wd"], "sgd"
-            if value is not None:
-                setting = f"{which}={value:g}"
-                nu, kappa = (value, 1.0) if which == "nu" else (100.0, value)
-                optimizer = replace(
-                    COMPETITORS["dessilbi-mom-wd"],
-                    kappa=kappa,
-                    nu=nu / size.quicker,
-                    lambd=1.0 / size.quicker,
-                )
-            found += seeded(
-                f"{network}/{setting}",
-                replace(base, optimizer=optimizer),
-                seed_list(seeds, size.seeds),
-                network=network,
-                setting=setting,
-            )
-    return found
-
-
-def tables(name: str, best: PublishedTable, along: PublishedTable, results: Results) -> list[Table]:
-    """Best accuracies, and density with sparse accuracy at the paper's epochs."""
-    size = SIZES[results.scale]  # type: ignore[index]
-    cells = []
-    for row in best.rows:
-        kind, network = row.split("/")
-        value = "best" if kind == "full" else "best_sparse_accuracy"
-        for column in best.columns:
-            if kind == "sparse" and column == "sgd":
-                continue
-            labels = {"network": network, "setting": column}
-            cells.append(cell(results, labels, row, column, value, best))
-    course = []
-    for row in along.rows:
-        network, setting = row.split("/")
-        labels = {"network": network, "setting": setting}
-        for epoch in EPOCHS:
-            for what, curve, factor in (
-                ("density", "density", 100.0),
-                ("accuracy", "sparse_accuracy", 1.0),
-            ):
-                column = f"epoch {epoch} {what}"
-                index = max(epoch // size.shrink, 1) - 1
-                seeds = [
-                    factor * record.values["curves"][curve][index]
-                    for record in results.learned(**labels)
-                    if index < len(record.values["curves"].get(curve, []))
-                ]
-                theirs, lost = along.value(row, column), results.collapsed(**labels)
-                course.append(Cell(row, column, tuple(seeds), theirs, collapsed=lost))
-    note = (
-        "Best test accuracy over all epochs, in percent, as in the paper: chosen on the test set."
-    )
-    return [
-        Table(f"{name}-best", best.title, cells, notes=(note,)),
-        Table(f"{name}-epochs", along.title, course),
-    ]
-
-
-def draw(
-    name: str, settings: tuple[str, ...], results: Results, out: Path, options: RunOptions
-) -> list[Path]:
-    """A figure a network: training, validation, density and sparse accuracy."""
-    files = []
-    for network, trained in SIZES[results.scale].networks.items():  # type: ignore[index]
-        panels = []
-        for curve, label, factor in (
-            ("train_loss", "training loss", 1.0),
-            ("train_accuracy", "training accuracy, %", 1.0),
-            ("accuracy", "test accuracy of W, %", 1.0),
-            ("density", "density of Gamma, % (the paper's sparsity)", 100.0),
-            ("sparse_accuracy", "test accuracy on the support of Gamma, %", 1.0),
-        ):
-            lines = []
-            for setting in settings:
-                seeds = [
-                    [factor * value for value in record.values["curves"][curve]]
-                    for record in results.learned(network=network, setting=setting)
-                    if curve in record.values["curves"]
-                ]
-                if seeds:
-                    lines.append(Line(setting, range(1, len(seeds[0]) + 1), seeds))
-            log = curve == "train_loss"
-            panels.append(Panel(label, "epoch", label, lines, log_y=log))
-        shown = stand_in(trained, network)
-        title = f"{shown}, {name}, {results.scale} scale; {over_seeds(results)}"
-        files += draw_panels(panels, out / f"{name}-{network}", title, columns=3)
-    return files
-
-
-_CUTS: dict[Scale, tuple[str, ...]] = {
-    "cpu": (
-        "vgg-4 (16-32-64-64 filters) for VGG-16, ResNet-8 for ResNet-56",
-        CIFAR10_CUT,
-        "16 epochs for 160, drops at 8 and 12; the paper's epochs 20, 40, 80, 160 are 2, 4, 8, 16",
-        "nu and lambd divided by 10, as there are 100 times fewer steps for Gamma to grow in; "
-        "settings are named by the paper's nu",
-    ),
-    "smoke": ("digits-net for VGG-16 on 512 digits, 2 epochs, nu and lambd divided by 10",),
+PUBLISHED = {"ablation-kappa": (KAPPA, KAPPA_EPOCHS), "ablation-nu": (NU, NU_EPOCHS)}
+CURVES = {
+    "train_loss": "training loss",
+    "train_accuracy": "training accuracy, %",
+    "accuracy": "test accuracy of W, %",
+    "density": "density of Gamma, % (the paper's sparsity)",
+    "sparse_accuracy": "test accuracy on the support of Gamma, %",
 }
 
 
-def _recipe(which: str, best: PublishedTable, along: PublishedTable, cpu: str) -> Recipe:
-    settings = best.columns
-    values = tuple(float(c.partition("=")[2]) for c in settings if "=" in c)
-    name = f"ablation-{which}"
-    return Recipe(
-        name=name,
-        what=f"{which} ablation on CIFAR-10: two tables, and curves of VGG-16 and ResNet-56",
-        shows=(
-            f"table:{best.label}",
-            f"table:{along.label}",
-            "figure:train",
-            "figure:spa",
-            "figure:ablation",
-        ),
-        jobs=partial(jobs, which, values),
-        tables=partial(tables, name, best, along),
-        draw=partial(draw, name, settings),
-        measure=measure_curves,
-        costs={"smoke": "under a minute", "cpu": cpu, "paper": "days on a GPU"},
-        cuts=_CUTS,
-        notes=("lr = kappa * alpha = 0.1 throughout, as in the paper.",),
-    )
+class Ablation(Recipe):
+    """Every value of kappa or nu and SGD, each network; lr = kappa * alpha = 0.1 throughout."""
 
+    def settings(self, scale: Scale) -> list[Setting]:
+        """As the columns of the paper's table say."""
+        size, found = SIZES[scale], []
+        for network, trained in size.networks.items():
+            # Without the setting in the name: kappa = 1 and nu = 100 are the same run.
+            model, name = ModelConfig(name=trained), f"ablation-{trained}"
+            for column in PUBLISHED[self.name][0].columns:
+                which, _, value = column.partition("=")
+                optimizer = COMPETITORS["sgd-mom-wd"]
+                if which != "sgd":
+                    optimizer = replace(
+                        COMPETITORS["dessilbi-mom-wd"],
+                        kappa=float(value) if which == "kappa" else 1.0,
+                        nu=(float(value) if which == "nu" else 100.0) / size.quicker,
+                        lambd=1.0 / size.quicker,
+                    )
+                config = replace(CIFAR10[scale], name=name, model=model, optimizer=optimizer)
+                labels = {"network": network, "setting": column}
+                found.append(Setting(labels=labels, config=config, seeds=size.seeds))
+        return found
 
-RECIPES = (
-    _recipe("kappa", KAPPA, KAPPA_EPOCHS, "half an hour on 2 cores"),
-    _recipe("nu", NU, NU_EPOCHS, "an hour on 2 cores"),
-)
+    def tables(self, results: Results) -> list[Table]:
+        """Best accuracies, and density with sparse accuracy at the paper's epochs."""
+        best, along = PUBLISHED[self.name]
+        cells = []
+        for row in best.rows:
+            kind, network = row.split("/")
+            value = "best" if kind == "full" else "best_sparse_accuracy"
+            for column in best.columns:
+                if kind == "full" or column != "sgd":
+                    labels = {"network": network, "setting": column}
+                    cells.append(cell(results, labels, row, column, value, best))
+        course = []
+        for row in along.rows:
+            network, setting = row.split("/")
+            labels = {"network": network, "setting": setting}
+            lost = results.collapsed(**labels)
+            for epoch in EPOCHS:
+                index = max(epoch // SIZES[results.scale].shrink, 1) - 1
+                for what, curve in (("density", "density"), ("accuracy", "sparse_accuracy")):
+                    seeds = results.curves(curve, **labels)
+                    ours = tuple(seed[index] for seed in seeds if index < len(seed))
+                    column = f"epoch {epoch} {what}"
+                    theirs = along.value(row, column)
+                    course.append(Cell(row, column, ours, theirs, collapsed=lost))
+        note = (
+            "Best test accuracy over all epochs, in percent, as in the paper: chosen on the test "
+            "set."
+        )
+        return [
+            Table(f"{self.name}-best", best.title, cells, notes=(note,)),
+            Table(f"{self.name}-epochs", along.title, course),
+        ]
+
+    def draw(self, results: Results, out: Path, options: RunOptions) -> list[Path]:
+        """A figure a network: training, validation, density and sparse accuracy."""
+        files, columns = [], PUBLISHED[self.name][0].columns
+        for network, trained in SIZES[results.scale].networks.items():
+            whose = {column: {"network": network, "setting": column} for column in columns}
+            panels = [
+                Panel(label, label, lines_of(results, curve, whose), log_y=curve == "train_loss")
+                for curve, label in CURVES.items()
+            ]
+            shown = f"{stand_in(trained, network)}, {self.name}, {results.scale} scale"
+            file, title = out / f"{self.name}-{network}", f"{shown}; {over_seeds(results)}"
+            files += draw_panels(panels, file, title, columns=3)
+        return files
+
+    def measure(self, run: RunDir, job: Job, options: RunOptions) -> dict[str, Any]:
+        """With the course of training."""
+        return measure_curves(run)

@@ -2,166 +2,241 @@
 
 from __future__ import annotations
 
+import functools
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from dessilbi.lab.analysis.networks import trained_network
-from dessilbi.lab.run.files import MASK
-from dessilbi.paper.baselines.tickets import density
-from dessilbi.paper.figures import Line, Panel, Points, draw_panels
+from dessilbi.lab.run.config import Config, ModelConfig, OptimizerConfig, ScheduleConfig
+from dessilbi.lab.run.methods import Dense, GradualPruning, Method, NetworkSlimming, SoftFilters
+from dessilbi.lab.training.build import network_without_data
+from dessilbi.paper import baselines
+from dessilbi.paper.baselines import SGD
+from dessilbi.paper.figures import Panel, draw_panels, lines_of
 from dessilbi.paper.published import LOTTERY
-from dessilbi.paper.recipe import CIFAR10_CUT, Recipe, Scale, measure_curves, seed_list, stand_in
-from dessilbi.paper.recipes.lottery_jobs import PanelJobs, size_of
+from dessilbi.paper.recipe import (
+    CIFAR10,
+    Recipe,
+    Scale,
+    Setting,
+    measure_curves,
+    stand_in,
+)
 from dessilbi.paper.tables import Table, cell
-from dessilbi.path import Mask
 from dessilbi.path.names import weights_with_twin
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from dessilbi.lab.run.directory import RunDir
     from dessilbi.lab.run.options import RunOptions
     from dessilbi.paper.results import Results
-    from dessilbi.paper.sweep.sweep import Job
+    from dessilbi.paper.sweep import Job
+
+HAN_ROUNDS = 3
 
 
-def jobs(name: str, scale: Scale, seeds: int | None) -> list[Job]:
-    """Everything a panel compares."""
-    usual = size_of(name, scale).seeds
-    return [job for seed in seed_list(seeds, usual) for job in PanelJobs(name, scale, seed).all()]
+@dataclass(frozen=True)
+class Size:
+    """How far a scale goes for a network."""
+
+    model: str
+    base: Config
+    stops: tuple[int, ...]
+    """Epochs at which a ticket is taken; on a logarithmic scale, as in the paper."""
+    densities: tuple[float, ...]
+    """Where the other methods are run."""
+    seeds: int
+    quicker: float = 1.0
+    """Divides nu: V grows as many times faster, as there are fewer steps."""
+    gentler: float = 1.0
+    """Divides lambd, for tickets that are neither empty nor the whole network; chosen by their
+    densities alone."""
 
 
-def measure(run: RunDir, job: Job, options: RunOptions) -> dict[str, Any]:
-    """As usual, with the density that all methods can be compared by."""
-    found = measure_curves(run, job, options)
-    if job.labels["at"] == "dense":
+_SMALLER = replace(
+    CIFAR10["cpu"], schedule=ScheduleConfig(kind="multistep", milestones=(4, 6)), epochs=8
+)
+
+
+def size_of(name: str, scale: Scale) -> Size:
+    """The size of a panel at a scale."""
+    if scale == "paper":
+        model, log_spaced = name.removesuffix("-lasso"), (5, 10, 20, 40, 80, 160)
+        return Size(model, CIFAR10["paper"], log_spaced, (0.1, 0.2, 0.4, 0.6), seeds=5)
+    if scale == "smoke":
+        return Size("digits-net", CIFAR10["smoke"], (1, 2), (0.5,), seeds=1, quicker=100.0)
+    if name.startswith("resnet"):
+        return Size("resnet-8", _SMALLER, (2, 4, 8), (0.2, 0.5), seeds=1, quicker=10.0)
+    gentler, stops = (3.0, (2, 4, 8, 16)) if name.endswith("-lasso") else (1.4, (4, 6, 8, 16))
+    return Size("vgg-4", CIFAR10["cpu"], stops, (0.2, 0.5), seeds=2, quicker=10.0, gentler=gentler)
+
+
+def optimizer_of(name: str, size: Size) -> OptimizerConfig:
+    """DessiLBI as the paper's table of settings has it.
+
+    Thresholds of filters grow with the root of their size, as in the authors' lottery code: with
+    0.1 as it stands every filter is in Gamma within the first epoch, and no ticket is smaller than
+    the network.
+    """
+    alpha, nu, kappa, lambd, momentum = (v or 0.0 for v in LOTTERY.rows[name])
+    by_weight = name.endswith("-lasso")
+    return OptimizerConfig(
+        lr=kappa * alpha,
+        nu=nu / size.quicker,
+        kappa=kappa,
+        lambd=lambd / size.gentler,
+        momentum=momentum,
+        nesterov=True,
+        weight_decay=1e-4,
+        penalty="lasso" if by_weight else "auto",
+        size_scaled=not by_weight,
+    )
+
+
+@functools.cache
+def _rate(config: Config, wanted: float) -> float:
+    """Rate of Soft Filter Pruning for a density; a network is built for it, so once for all."""
+    return round(baselines.rate_for(network_without_data(config), wanted), 6)
+
+
+class Lottery(Recipe):
+    """A panel: what it retrains is trained by SGD with Nesterov momentum.
+
+    Soft Filter Pruning is not retrained, as in its paper: zeroed filters grow back during an epoch,
+    and the last zeroing takes them out of a network that used them.
+    """
+
+    @property
+    def panel(self) -> str:
+        """The paper's setting."""
+        return self.name.partition("-")[2]
+
+    def settings(self, scale: Scale) -> list[Setting]:
+        """Everything that is compared."""
+        size, found = size_of(self.panel, scale), list[Setting]()
+        base = replace(size.base, name=self.name, model=ModelConfig(name=size.model))
+        by_weight, tuning = self.panel.endswith("-lasso"), max(base.epochs // 4, 1)
+
+        def add(method: str, at: str, config: Config | Callable[..., Config], *needs: str) -> str:
+            labels = {"network": self.panel, "method": method, "at": at}
+            setting = Setting(labels=labels, config=config, needs=needs, seeds=size.seeds)
+            found.append(setting)
+            return setting.key
+
+        def by_sgd(word: str, method: Method) -> Config:
+            return replace(base, optimizer=SGD, method=method, name=f"{base.name}-{word}")
+
+        parent = add("DessiLBI", "dense", replace(base, optimizer=optimizer_of(self.panel, size)))
+        dense = add("SGD", "dense", by_sgd("sgd", Dense()))
+        for epoch in size.stops:
+            at = f"epoch {epoch}"
+            add("ticket", at, partial(baselines.ticket, epoch=epoch), parent)
+            add("SGD-lottery", at, partial(baselines.sgd_lottery, epoch=epoch), parent, dense)
+            add("random", at, partial(baselines.random_ticket, epoch=epoch), parent, dense)
+        for wanted in size.densities if by_weight else ():
+            at = f"density {wanted:g}"
+            add("Rethinking-Lottery", at, partial(baselines.rethinking, density=wanted), dense)
+            # Zhu, Gupta: To prune, or not to prune. 2017. Every layer goes to the same density.
+            gradual = GradualPruning(density=wanted, penalty="lasso", every=100, per_layer=True)
+            add("Iterative-Pruning-B", at, by_sgd("gradual-by-layer", gradual))
+            before = dense
+            for number in range(1, HAN_ROUNDS + 1):  # each keeps the same fraction of what is left
+                reached = wanted ** (number / HAN_ROUNDS)
+                again = partial(baselines.han_round, density=reached, epochs=tuning)
+                where = at if number == HAN_ROUNDS else f"{at}, round {number}"
+                before = add("Iterative-Pruning-A", where, again, before)
+        if not by_weight:
+            slimming = by_sgd("slimming", NetworkSlimming(strength=1e-4))
+            slim = add("Network Slimming", "dense", slimming)
+            for wanted in size.densities:
+                at, rate = f"density {wanted:g}", _rate(base, wanted)
+                slimmed = partial(baselines.slimmed, density=wanted, epochs=tuning)
+                add("Network Slimming", at, slimmed, slim)
+                add("Soft Filter Pruning", at, by_sgd("sfp", SoftFilters(rate=rate)))
+                for kind in ("e", "b"):
+                    scratch = partial(baselines.scratch, rate=rate, kind=kind)
+                    add(f"Scratch-{kind.upper()}", at, scratch, dense)
         return found
-    found.pop("curves")  # of the subnetworks only the end is shown
-    found["collapsed"] = False  # one that cannot learn is a result of its method, and counts
-    model = trained_network(run)
-    if (run.path / MASK).is_file():
-        found["kept"] = density(Mask.load(run.path / MASK), model)
-    else:  # pruned while it trained: what is zero is gone
-        weights = weights_with_twin(model).values()
-        left = sum(int((w != 0).sum()) for w in weights)
-        found["kept"] = left / sum(w.numel() for w in weights)
-    found["kept"] = round(found["kept"], 6)
-    return found
 
+    def measure(self, run: RunDir, job: Job, options: RunOptions) -> dict[str, Any]:
+        """As usual, with the density that all methods can be compared by."""
+        found = measure_curves(run)
+        if job.labels["at"] == "dense":
+            return found
+        found.pop("curves")  # of the subnetworks only the end is shown
+        found["collapsed"] = False  # one that cannot learn is a result of its method, and counts
+        weights = weights_with_twin(trained_network(run)).values()
+        kept = sum(int(w.count_nonzero()) for w in weights) / sum(w.numel() for w in weights)
+        return found | {"kept": round(kept, 6)}
 
-def _methods(results: Results) -> dict[str, list[str]]:
-    """What was compared, and where."""
-    found: dict[str, list[str]] = {}
-    for record in results.where():
-        at = str(record.labels["at"])
-        if at != "dense" and "round" not in at:
-            moments = found.setdefault(str(record.labels["method"]), [])
-            if at not in moments:
-                moments.append(at)
-    return found
+    def _methods(self, results: Results) -> dict[str, list[str]]:
+        """What was compared with the dense networks, and where."""
+        found: dict[str, list[str]] = {}
+        for record in results.where():
+            method, at = str(record.labels["method"]), str(record.labels["at"])
+            if at != "dense" and "round" not in at and at not in found.setdefault(method, []):
+                found[method].append(at)
+        return found
 
-
-def tables(name: str, results: Results) -> list[Table]:
-    """The figure in numbers; the paper gives none."""
-    cells = [
-        cell(results, {"method": method, "at": "dense"}, f"{method}, dense", "accuracy")
-        for method in ("SGD", "DessiLBI")
-    ]
-    for method, moments in sorted(_methods(results).items()):
-        for at in sorted(moments, key=lambda text: float(text.split()[-1])):
-            labels = {"method": method, "at": at}
-            kept = results.values("kept", **labels)
-            size = f"{100 * sum(kept) / len(kept):.2f} % of the weights" if kept else ""
-            cells.append(cell(results, labels, method, f"{at}: {size}"))
-    title = f"Lottery, {_trained(name, results)}: test accuracy after retraining, in percent"
-    note = "The paper shows this as a figure without numbers."
-    return [Table(f"lottery-{name}", title, cells, notes=(note,))]
-
-
-def draw(name: str, results: Results, out: Path, options: RunOptions) -> list[Path]:
-    """Accuracy against density, and density along the training with the early stops."""
-    points = []
-    for method in sorted(_methods(results), key=lambda m: (m != "ticket", m)):
-        records = [
-            r
-            for r in results.where(method=method)
-            if "kept" in r.values and "round" not in str(r.labels["at"])
+    def tables(self, results: Results) -> list[Table]:
+        """The figure in numbers; the paper gives none."""
+        cells = [
+            cell(results, {"method": method, "at": "dense"}, f"{method}, dense", "accuracy")
+            for method in ("SGD", "DessiLBI")
         ]
-        x = [100 * r.values["kept"] for r in records]
-        y = [r.values["accuracy"] for r in records]
-        points.append(Points("DessiLBI ticket" if method == "ticket" else method, x, y))
-    curves = [
-        [100 * d for d in r.values["curves"]["density"]]
-        for r in results.learned(method="DessiLBI", at="dense")
-    ]
-    lines = [Line("Gamma", range(1, len(curves[0]) + 1), curves)] if curves else []
-    stops = size_of(name, results.scale).stops  # type: ignore[arg-type]
-    dense = {
-        f"{method}, dense": fmean(values)
-        for method in ("SGD", "DessiLBI")
-        if (values := results.values("accuracy", method=method, at="dense"))
-    }
-    panels = [
-        Panel(
-            "after retraining", "density, % of the weights", "test accuracy, %",
-            points=points, horizontals=dense,
-        ),
-        Panel(
-            "along the training", "epoch", "density of Gamma, %", lines, verticals=stops, log_x=True
-        ),
-    ]  # fmt: skip
-    title = f"{_trained(name, results)}, {results.scale} scale"
-    return draw_panels(panels, out / f"lottery-{name}", title)
+        for method, moments in sorted(self._methods(results).items()):
+            for at in sorted(moments, key=lambda text: float(text.split()[-1])):
+                labels = {"method": method, "at": at}
+                kept = results.values("kept", **labels)
+                size = f"{100 * sum(kept) / len(kept):.2f} % of the weights" if kept else ""
+                cells.append(cell(results, labels, method, f"{at}: {size}"))
+        title = f"Lottery, {self._trained(results)}: test accuracy after retraining, in percent"
+        note = "The paper shows this as a figure without numbers."
+        return [Table(self.name, title, cells, notes=(note,))]
 
-
-def _trained(name: str, results: Results) -> str:
-    """The network of a panel and what is pruned, in words."""
-    model = size_of(name, results.scale).model  # type: ignore[arg-type]
-    pruned = "by weight" if name.endswith("-lasso") else "by filter"
-    return f"{stand_in(model, name.removesuffix('-lasso'))}, {pruned}"
-
-
-def _recipe(panel: str, name: str) -> Recipe:
-    deep = name.startswith("resnet")
-    cpu = (
-        ("ResNet-8 for " + ("ResNet-50" if "50" in name else "ResNet-56"), "8 epochs for 160")
-        if deep
-        else ("vgg-4 (16-32-64-64 filters) for VGG-16", "16 epochs for 160")
-    )
-    return Recipe(
-        name=f"lottery-{name}",
-        what=f"lottery figure ({panel}): {name}, tickets against pruning, and density curves",
-        shows=("figure:lotteryticketacc", "figure:lotteryticketsparsity", "table:lotterysetting"),
-        jobs=partial(jobs, name),
-        tables=partial(tables, name),
-        draw=partial(draw, name),
-        measure=measure,
-        costs={
-            "smoke": "under a minute",
-            "cpu": "a quarter of an hour on 2 cores" if deep else "40 minutes on 2 cores",
-            "paper": "weeks on a GPU" if deep else "several days on a GPU",
-        },
-        cuts={
-            "cpu": (
-                *cpu,
-                CIFAR10_CUT,
-                "nu divided by 10, as there are far fewer steps for Gamma to grow in"
-                + ("" if deep else f", lambd by {size_of(name, 'cpu').gentler:g}"),
-                "fewer early stops and densities",
+    def draw(self, results: Results, out: Path, options: RunOptions) -> list[Path]:
+        """Accuracy against density, and density along the training with the early stops."""
+        points = {}
+        for method in sorted(self._methods(results), key=lambda m: (m != "ticket", m)):
+            records = [
+                r
+                for r in results.where(method=method)
+                if "kept" in r.values and "round" not in str(r.labels["at"])
+            ]
+            kept = [100 * r.values["kept"] for r in records]
+            label = "DessiLBI ticket" if method == "ticket" else method
+            points[label] = (kept, [r.values["accuracy"] for r in records])
+        dense = {
+            f"{method}, dense": fmean(values)
+            for method in ("SGD", "DessiLBI")
+            if (values := results.values("accuracy", method=method, at="dense"))
+        }
+        gamma = lines_of(results, "density", {"Gamma": {"method": "DessiLBI", "at": "dense"}})
+        panels = [
+            Panel(
+                "after retraining",
+                "test accuracy, %",
+                points=points,
+                horizontals=dense,
+                xlabel="density, % of the weights",
             ),
-            "smoke": ("digits-net on 512 digits, 2 epochs, nu divided by 100",),
-        },
-        notes=(
-            "Retraining uses SGD with Nesterov momentum, which the paper does not state.",
-            "Thresholds of filters are lambd times the root of their size, as in the authors' code "
-            "and not in the paper: with lambd alone every filter is in Gamma within an epoch.",
-            "Soft Filter Pruning is not retrained, as in its paper: zeroed filters grow back "
-            "during an epoch, and the last zeroing takes them out of a network that used them.",
-            "Scratch-E and Scratch-B train the structure of Soft Filter Pruning (the same fraction "
-            "of filters in every layer).",
-        ),
-    )
+            Panel(
+                "along the training",
+                "density of Gamma, %",
+                gamma,
+                verticals=size_of(self.panel, results.scale).stops,
+                log_x=True,
+            ),
+        ]
+        title = f"{self._trained(results)}, {results.scale} scale"
+        return draw_panels(panels, out / self.name, title)
 
-
-RECIPES = tuple(_recipe(panel, name) for panel, name in zip("abcd", LOTTERY.rows, strict=True))
+    def _trained(self, results: Results) -> str:
+        """The network of a panel and what is pruned, in words."""
+        pruned = "by weight" if self.panel.endswith("-lasso") else "by filter"
+        model = size_of(self.panel, results.scale).model
+        return f"{stand_in(model, self.panel.removesuffix('-lasso'))}, {pruned}"

@@ -1,0 +1,235 @@
+"""Where the runs of a sweep happen: in this process, in processes of this machine, on a cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import sys
+import threading
+import traceback
+from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing import get_context, parent_process
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import dessilbi.paper.baselines
+import dessilbi.paper.optimizers  # noqa: F401 - lets configurations name them in any process
+from dessilbi.lab.run.config import ConfigError
+from dessilbi.lab.run.directory import Busy
+from dessilbi.lab.training.display import Silent
+from dessilbi.lab.training.errors import Interrupted
+from dessilbi.lab.training.loop import train
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from multiprocessing.context import SpawnProcess
+    from pathlib import Path
+
+    from dessilbi.lab.run.config import Config
+    from dessilbi.lab.run.options import RunOptions
+    from dessilbi.lab.training.display import Display
+
+    Work = Callable[[Config, RunOptions, Display], Any]
+    """A function of a module that leaves its result in the configuration's run directory."""
+    Poll = Callable[[], "Ending | None"]
+    """How a run that was started has ended, or ``None`` as long as it goes on."""
+
+DONE, FAILED, INTERRUPTED = 0, 1, 130
+BUSY = 75
+"""Another process holds the run directory; it may finish the run, so look again later."""
+PREEMPTED = 76
+"""A cluster asked the run to end, and it is saved: it is to be queued again."""
+PATIENCE = 120.0
+"""Seconds that a run has to save itself when it is asked to stop."""
+
+
+class Ending(NamedTuple):
+    """How a run ended."""
+
+    code: int
+    words: str = ""
+    """Why, if it did not end well."""
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """What is to be done, here or in another process."""
+
+    config: Config
+    options: RunOptions
+    work: Work = train
+    threads: int | None = None
+
+    def __call__(self, display: Display | None = None) -> Ending:
+        """Do it; without a display progress is logged on standard output."""
+        if self.threads is not None:
+            import torch
+
+            torch.set_num_threads(self.threads)
+        try:
+            with contextlib.ExitStack() as stack:
+                if display is None:
+                    from dessilbi.lab.training.terminal import TerminalDisplay
+
+                    display = stack.enter_context(TerminalDisplay())
+                self.work(self.config, self.options, display)
+        except Busy as other:
+            return Ending(BUSY, str(other))
+        except Interrupted as stop:
+            return Ending(INTERRUPTED, str(stop))
+        except Exception as error:  # whatever it is: the other runs of a sweep go on
+            traceback.print_exc()
+            return Ending(FAILED, f"{type(error).__name__}: {error}")
+        return Ending(DONE)
+
+    def checkpoint(self, *arguments: Any, **options: Any) -> Any:
+        """Asked by submitit before the time limit: the same again, which resumes the run."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self, *arguments, **options)
+
+
+class Executor:
+    """One run after the other in this process: for those whose time a new Python would double."""
+
+    def __init__(self, width: int = 1) -> None:
+        self.width = width  # how many may run at a time
+
+    def start(self, key: str, spec: JobSpec) -> Poll:
+        """Start a run; returns what tells how it ended."""
+        ending = spec(Silent())
+        return lambda: ending
+
+    def stop(self) -> None:
+        """Ask what runs for a clean end, and wait until it is saved."""
+
+
+@dataclass
+class Processes(Executor):
+    """A process for each run, ``width`` at a time, each with a log file."""
+
+    width: int
+    logs: Path
+    _started: list[SpawnProcess] = field(default_factory=list)
+
+    def start(self, key: str, spec: JobSpec) -> Poll:
+        """Start a process; it ends, saved, if this one dies."""
+        # Keys are unique in a sweep only, and another one may share the folder.
+        name = re.sub(r"[^\w.=+-]+", "_", key)
+        log = self.logs / f"{name}-{spec.config.hash}.log"
+        self.logs.mkdir(parents=True, exist_ok=True)
+        process = get_context("spawn").Process(target=_logged, args=(spec, log))
+        process.start()
+        self._started.append(process)
+
+        def poll() -> Ending | None:
+            code = process.exitcode
+            if code is None:
+                return None
+            killed = f"killed by signal {-code}; " if code < 0 else ""
+            lines = log.read_text(errors="replace").strip().splitlines() if log.is_file() else []
+            return Ending(code, f"{killed}{lines[-1] if lines else 'no output'} (log: {log})")
+
+        return poll
+
+    def stop(self) -> None:
+        """Ask for a clean end, and kill what is not saved in time."""
+        for process in self._started:
+            process.terminate()
+        for process in self._started:
+            with contextlib.suppress(KeyboardInterrupt):
+                process.join(PATIENCE)
+            process.kill()
+            process.join()
+
+
+def _logged(spec: JobSpec, log: Path) -> None:
+    """Do it in a process of its own, with all output in a file, and end when the parent does."""
+    os.setsid()  # Ctrl-C is for the sweep, which then asks its runs to stop, once
+    with log.open("ab") as file:
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(file.fileno(), stream.fileno())
+    parent = parent_process()
+    assert parent is not None
+
+    def stop_when_orphaned() -> None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=stop_when_orphaned, daemon=True).start()
+    ending = spec()
+    if ending.words:
+        print(ending.words, flush=True)
+    raise SystemExit(ending.code)
+
+
+@dataclass
+class Cluster(Executor):
+    """Jobs through submitit: SLURM, or its local executor.
+
+    Args:
+        width: jobs at a time.
+        folder: where submitit keeps its files; every node must see it, and the runs.
+        kind: ``slurm`` or ``local``.
+        parameters: for submitit, such as ``slurm_partition``, ``timeout_min``, which SLURM needs,
+            or ``slurm_max_num_timeout``: how often a job that ran out of time is queued again.
+
+    Raises:
+        ConfigError: there is no submitit or no such cluster here, or a parameter is wrong.
+    """
+
+    width: int
+    folder: Path
+    kind: str = "slurm"
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    _submitted: list[Any] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        try:
+            import submitit
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                "runs on a cluster need the package submitit: pip install 'dessilbi[cluster]'"
+            ) from error
+        limits = {"timeout_min", "slurm_timeout_min", "slurm_time"}
+        if self.kind == "slurm" and not limits & set(self.parameters):
+            raise ConfigError(
+                "a time limit is needed, as --slurm timeout_min=600: "
+                "without one submitit ends every job after 5 minutes"
+            )
+        # The one setting that submitit takes when the executor is made, and not later.
+        retries = {n: v for n, v in self.parameters.items() if n.endswith("_max_num_timeout")}
+        others = {n: v for n, v in self.parameters.items() if n not in retries}
+        try:
+            self._executor = submitit.AutoExecutor(self.folder, self.kind, **retries)
+            self._executor.update_parameters(**{"name": "dessilbi", **others})
+        except (AssertionError, NameError, RuntimeError) as error:  # what submitit has for mistakes
+            reason = str(error).splitlines()[0]
+            raise ConfigError(f"submitit cannot run jobs on {self.kind!r}: {reason}") from error
+
+    def start(self, key: str, spec: JobSpec) -> Poll:
+        """Submit a job; one that is preempted is queued again and goes on."""
+        self._submitted.append(self._executor.submit(spec))
+        return partial(ending_of, self._submitted[-1])
+
+    def stop(self) -> None:
+        """Cancel; jobs end when the scheduler gets to them, and keep their last checkpoint."""
+        for job in self._submitted:
+            if not job.done():
+                job.cancel()
+
+
+def ending_of(job: Any) -> Ending | None:
+    """How a submitted job ended, as soon as it has."""
+    if not job.done():
+        return None
+    where = f"(job {job.job_id}, log: {job.paths.stderr})"
+    try:
+        code, words = job.result()
+    except Exception as error:  # submitit has many: the job died, was cancelled, never began
+        words = f"{type(error).__name__}: {error}".strip().splitlines()[-1]
+        return Ending(FAILED, f"{words} {where}")
+    # One job was told to end, by the cluster or by its user, not the sweep.
+    return Ending(PREEMPTED if code == INTERRUPTED else code, f"{words} {where}")

@@ -1,1 +1,0 @@
-"""Many runs, several at a time."""
