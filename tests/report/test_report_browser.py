@@ -253,12 +253,12 @@ def test_a_run_that_ended_earlier_shows_its_end(
 def test_budgets_name_the_images_of_the_frontier(browser: Any, files: dict[str, Path]) -> None:
     label = "#panel-budgets .label-y"
     with opened(browser, files["one"]) as page:
-        assert page.inner_text(label) == "accuracy, % of the test images"
+        assert page.inner_text(label) == "accuracy, % of the test set"
     with opened(browser, files["validation"]) as page:
         assert page.inner_text(label) == "accuracy, %"
         legend = page.inner_text("#panel-budgets .legend")
-        assert "every budget (validation images)" in legend
-        assert "support, by epoch (test images)" in legend
+        assert "every budget (validation set)" in legend
+        assert "support, by epoch (test set)" in legend
 
 
 def test_tied_filters_have_the_recorded_gamma_and_the_joint_norm(

@@ -102,7 +102,7 @@ def test_the_story_is_that_of_the_numbers(run: RunDir, plain: RunDir) -> None:
     last = data.last
     text = " ".join(summary(data)).replace("\u00a0", " ")
     assert f"{100 * last['density']:.1f} % of the weights" in text
-    assert f"{last['recalibrated_accuracy']:.2f} % of the test images" in text
+    assert f"{last['recalibrated_accuracy']:.2f} % of the test set" in text
     assert "filters of" in text
     assert f"{read_run(plain.path).last['accuracy']:.2f}" in summary(read_run(plain.path))[0]
 
@@ -179,7 +179,7 @@ def test_the_story_of_a_subnetwork_is_that_of_its_mask(run: RunDir, retrained: R
     assert text == (
         f"After 2 epochs the subnetwork ({100 * before['density']:.1f} % of the weights, chosen in "
         f"{run.path.name}: density 0.3 by magnitude) gets {data.last['accuracy']:.2f} % of the "
-        f"test images right; before training it was {before['accuracy']:.2f} %, "
+        f"test set right; before training it was {before['accuracy']:.2f} %, "
         f"{before['recalibrated_accuracy']:.2f} % with BatchNorm recalibrated."
     )
     values, _ = make_payload([data])

@@ -111,12 +111,12 @@ def test_the_images_of_the_budgets_are_those_of_the_frontier(run: RunDir, tmp_pa
         (found,) = make_figures([read_run(folder)])["budgets"].axes
         return found
 
-    assert axes("test").get_ylabel() == "accuracy, % of the test images"
+    assert axes("test").get_ylabel() == "accuracy, % of the test set"
     different = axes("validation")
     assert different.get_ylabel() == "accuracy, %"
     assert different.get_legend_handles_labels()[1] == [
-        "every budget (validation images)", "support, by epoch (test images)",
-        "compact network (test images)",
+        "every budget (validation set)", "support, by epoch (test set)",
+        "compact network (test set)",
     ]  # fmt: skip
 
 

@@ -107,14 +107,18 @@ def _accuracy(runs: Sequence[RunData]) -> Chart:
         ("recalibrated_accuracy", "support, recalibrated", "inside", "dashed"),
         ("sparse_accuracy", "support", "run-2", "dotted"),
     )
-    ylabel = f"accuracy, % of the {runs[0].judged_on} images"
+    ylabel = f"accuracy, % of the {runs[0].judged_on} set"
     return Chart("Accuracy", ylabel, _recorded(runs, kinds), unit="\u00a0%", zoom=5)
 
 
 def _loss(runs: Sequence[RunData]) -> Chart:
-    kinds = (("train_loss", "training", "ink", "solid"), ("loss", "held out", "run-1", "dashed"))
+    kinds = (
+        ("train_loss", "training", "ink", "solid"),
+        ("loss", "held out", "run-1", "dashed"),
+        ("sparse_loss", "held out, support", "run-2", "dotted"),
+    )
     series = _recorded(runs, kinds, positive=True)
-    return Chart("Loss", "cross entropy, nats an image", series, log="y", floor=0)
+    return Chart("Loss", "cross entropy, nats", series, log="y", floor=0)
 
 
 _SIZES = (
@@ -130,8 +134,8 @@ def _budgets(runs: Sequence[RunData], size: str, xlabel: str, factor: float) -> 
     judged = {images for images, _ in found}
     series = [one for _, one in found]
     if len(judged) > 1:
-        series = [replace(one, label=f"{one.label} ({images} images)") for images, one in found]
-    ylabel = f"accuracy, % of the {judged.pop()} images" if len(judged) == 1 else "accuracy, %"
+        series = [replace(one, label=f"{one.label} ({images} set)") for images, one in found]
+    ylabel = f"accuracy, % of the {judged.pop()} set" if len(judged) == 1 else "accuracy, %"
     title = xlabel.partition(",")[0].removesuffix(" an image")
     return Chart(
         title, ylabel, series, xlabel, unit="\u00a0%", log="x", zoom=5,

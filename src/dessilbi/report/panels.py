@@ -44,7 +44,7 @@ def panels_of(runs: Sequence[RunData], charts: Container[str]) -> list[Panel]:
         (Panel("accuracy", "Accuracy",
                f"Of {whole}, of the weights in the support of Gamma, and of these with "
                "BatchNorm recalibrated."), "accuracy" in charts),
-        (Panel("loss", "Loss", "Cross entropy on training and on held-out images.", log=2),
+        (Panel("loss", "Loss", "Cross entropy, in training and held out.", log=2),
          "loss" in charts),
         (Panel("paths", "Filter paths",
                "One line a filter. Blue and solid: in the support of Gamma; red and dashed: "

@@ -62,7 +62,7 @@ def _subnetwork(run: RunData, mask: FixedMask) -> str:
 
 
 def _judged(run: RunData) -> str:
-    return f"of the {run.judged_on} images"
+    return f"of the {run.judged_on} set"
 
 
 def _result(run: RunData) -> str:

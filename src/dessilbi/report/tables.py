@@ -90,7 +90,7 @@ def budgets_table(frontier: Frontier) -> str:
         for p in sorted(frontier.points, key=lambda p: p.density)
     ]  # fmt: skip
     head = ("budget, %", "density, %", "parameters", "multiply-adds", "accuracy, %")
-    return table(head, rows, kind="numbers", caption=f"judged on {frontier.judged_on} images")
+    return table(head, rows, kind="numbers", caption=f"judged on the {frontier.judged_on} set")
 
 
 def compacts_table(compacts: Sequence[CompactRecord]) -> str:

@@ -102,3 +102,14 @@ def test_the_table_of_budgets_has_losses(
     said = capsys.readouterr().out
     (point,) = frontier(run, RunOptions(data_dir=texts), (0.5,))[0]
     assert re.search(rf"accuracy +loss\n.*{point.accuracy:.2f} +{point.loss:.4f}", said)
+
+
+def test_the_report_of_a_language_model_speaks_of_no_images(
+    run: RunDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["report", str(run.path)])
+    assert "report.html" in capsys.readouterr().out
+    page = (run.path / "report.html").read_text()
+    assert f"{run.records()[-1]['accuracy']:.2f}" in page
+    assert "of the validation set right" in page
+    assert "cross entropy, nats" in page

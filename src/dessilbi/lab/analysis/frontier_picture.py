@@ -61,7 +61,7 @@ def draw(curves: Sequence[Curve], file: Path, title: str, axes: Sequence[str] = 
     bottom = max(worst, min(best - 12, first - 4))
     margin = max(0.4, 0.04 * (best - bottom))  # so that no mark is cut
     panels[0].set_ylim(bottom - margin, best + margin)
-    panels[0].set_ylabel(f"accuracy, % ({curves[0].judged_on} images)")
+    panels[0].set_ylabel(f"accuracy, % ({curves[0].judged_on} set)")
     if alone:
         panels[0].legend(frameon=False, loc="lower right", fontsize=9)
     else:
