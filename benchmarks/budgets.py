@@ -115,6 +115,8 @@ def configs(task: str, method: str, seed: int) -> list[Config]:
     if method == "gradual-decayed":
         optimizer = replace(optimizer, weight_decay=5e-4)
     sgd = replace(named, optimizer=optimizer)
+    if densities is FILTERS:  # widths, as nested training has them
+        return [replace(sgd, method=replace(prune, groups=width)) for width in densities]
     return [replace(sgd, method=replace(prune, density=density)) for density in densities]
 
 

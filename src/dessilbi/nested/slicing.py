@@ -5,7 +5,6 @@ They are computed as ordinary dense networks, at the cost of the smaller ones.
 
 from __future__ import annotations
 
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +12,9 @@ import torch
 from torch import nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils._pytree import tree_leaves
 
-from dessilbi.graph import operations as ops
 from dessilbi.graph.compare import difference, random_like
+from dessilbi.graph.copies import copied, with_known_norms
 from dessilbi.graph.errors import CompactError
 from dessilbi.graph.layout import NARROW, channels_first
 from dessilbi.graph.macs import count_macs_per_weight
@@ -82,7 +80,7 @@ class Slicer:
     def __init__(self, model: nn.Module, example_input: Any) -> None:
         self._model = model
         self.params: dict[str, nn.Parameter] = dict(model.named_parameters())
-        known = _with_known_norms(model)
+        known = with_known_norms(model)
         self._shapes = {name: p.shape for name, p in known.named_parameters()}
         grouped = {
             f"{name}.weight" for name, m in model.named_modules() if getattr(m, "groups", 1) != 1
@@ -220,18 +218,6 @@ def widened(model: nn.Module, small: nn.Module, cut: Cut) -> nn.Module:
     return copy
 
 
-def copied(model: nn.Module) -> nn.Module:
-    """A copy without gradients, also of a network that keeps results of its last pass."""
-    memo: dict[int, Any] = {}
-    for module in model.modules():
-        for value in tree_leaves({**module.__dict__, "_modules": None}):
-            if isinstance(value, torch.Tensor) and not value.is_leaf:
-                memo[id(value)] = value.detach()
-    copy = deepcopy(model, memo)
-    copy.zero_grad(set_to_none=True)
-    return copy
-
-
 def sliced(tensor: Tensor, slices: Slices | None) -> Tensor:
     """What stays of a tensor; all of it for ``None``."""
     rows, columns = slices or (None, None)
@@ -265,22 +251,3 @@ def _resize(module: nn.Module) -> None:
         module.num_features = module.num_features if known is None else len(known)
     elif isinstance(module, nn.PReLU):
         module.num_parameters = module.weight.numel()
-
-
-def _with_known_norms(model: nn.Module) -> nn.Module:
-    """A copy whose BatchNorm layers are torch's own: others, too, work channel by channel.
-
-    They all have parameters, by which the channels of their statistics are found.
-    """
-    copy = copied(model)
-    for parent in [*copy.modules()]:
-        for name, child in parent.named_children():
-            if isinstance(child, _BatchNorm) and not child.affine and child.running_var is not None:
-                child.affine = True
-                child.weight = nn.Parameter(torch.ones_like(child.running_var))
-                child.bias = nn.Parameter(torch.zeros_like(child.running_var))
-            if isinstance(child, _BatchNorm) and not isinstance(child, ops.NORMS):
-                known = nn.SyncBatchNorm(child.num_features, child.eps)  # any dimension
-                known.__dict__.update(child.__dict__)
-                setattr(parent, name, known)
-    return copy

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from dessilbi.graph.copies import copied
 from dessilbi.subnet.project import masked_weights, zero_outside
 
 from .passes import Masked, add_gradients, detached, forward
 from .ranking import WHOLE, by_weight
 from .schedule import NestedSchedule
-from .slicing import copied
 from .training import Nested
 
 if TYPE_CHECKING:

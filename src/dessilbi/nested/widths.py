@@ -8,6 +8,7 @@ import torch
 from torch.nn.functional import kl_div, log_softmax, softmax
 from torch.nn.parallel import DistributedDataParallel
 
+from dessilbi.graph.copies import copied
 from dessilbi.optim import TwinOptimizer
 from dessilbi.path import Mask
 from dessilbi.path.layers import make_layers
@@ -17,7 +18,7 @@ from .channels import ChannelRanking
 from .passes import add_gradients, detached, forward
 from .ranking import WHOLE
 from .schedule import NestedSchedule
-from .slicing import Slicer, copied, narrow_copy, widened
+from .slicing import Slicer, narrow_copy, widened
 from .training import Nested
 from .width_draws import WidthDraws
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dessilbi.graph.copies import with_known_norms
 from dessilbi.graph.ties import tied_channels
 from dessilbi.optim.prox import along
 
@@ -68,8 +69,9 @@ class CompactSize:
     def _read(self, model: nn.Module, example_input: Any) -> None:
         numbers = {layer.name: i for i, layer in enumerate(self._layers)}
         params = dict(model.named_parameters())
-        for one in tied_channels(model, example_input):
-            weights = [m for m in one.members if params[m.parameter].ndim > 1]
+        for one in tied_channels(with_known_norms(model), example_input):
+            members = [m for m in one.members if m.parameter in params]  # norms may have none
+            weights = [m for m in members if params[m.parameter].ndim > 1]
             writing = [m for m in weights if m.dim == 0]
             ranked = all(
                 m.parameter in numbers and self._layers[numbers[m.parameter]].group_dim == 0
@@ -85,7 +87,7 @@ class CompactSize:
                         m.dim, torch.full((self._layers[i].shape[m.dim],), -1)
                     )
                     known[m.index] = channels[:, None]
-            dependents = [m for m in one.members if params[m.parameter].ndim == 1]
+            dependents = [m for m in members if params[m.parameter].ndim == 1]
             self._lengths |= {m.parameter: len(params[m.parameter]) for m in dependents}
             self._sets.append(
                 _Channels(

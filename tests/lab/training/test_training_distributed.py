@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from dessilbi.lab.run.config import ModelConfig, OptimizerConfig, to_json
 from dessilbi.lab.run.directory import RunDir
 from dessilbi.lab.run.files import LAST
-from dessilbi.lab.run.methods import NestedWeights, NestedWidths
+from dessilbi.lab.run.methods import GradualPruning, Method, NestedWeights, NestedWidths
 from dessilbi.lab.run.options import RunOptions
 from dessilbi.lab.run.recipes import digits
 from dessilbi.lab.training.distributed import World
@@ -155,20 +155,28 @@ def test_two_processes_share_the_windows_of_a_text(texts: Path, tmp_path: Path) 
         assert one["density"] == other["density"]
 
 
+RAMP = {"ramp_start": 0.1, "ramp_end": 0.3, "full_fraction": 0.2, "rank_every": 5}
+METHODS: dict[str, Method] = {
+    "weights": NestedWeights(min_density=0.1, **RAMP),
+    "widths": NestedWidths(min_density=0.1, **RAMP),
+    "pruning": GradualPruning(density=0.3, every=5),
+    "pruning by Gamma": GradualPruning(density=0.3, every=5, by="gamma"),
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("widths", [False, True])
-def test_nested_training_in_two_processes_is_that_of_one(widths: bool, tmp_path: Path) -> None:
-    kind = NestedWidths if widths else NestedWeights
-    method = kind(min_density=0.1, ramp_start=0.1, ramp_end=0.3, full_fraction=0.2, rank_every=5)
-    config = replace(DIGITS, method=method)
-    if widths:
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_in_two_processes_is_that_of_one(name: str, tmp_path: Path) -> None:
+    config = replace(DIGITS, method=METHODS[name])
+    if name == "widths":
         config = replace(config, optimizer=replace(config.optimizer, exclude=("fc",)))
     pair = torchrun(config, tmp_path)
     alone = uninterrupted(config, tmp_path / "alone")
     left, right = pair.load(LAST), alone.load(LAST)
     assert left is not None
     assert right is not None
-    assert any(name.startswith("nested/ranks/") for name in right.tensors)
+    kept = "pruning/mask." if "pruning" in name else "nested/ranks/"
+    assert any(tensor.startswith(kept) for tensor in right.tensors)
     for name, tensor in right.tensors.items():
         if name != "random/cpu":
             torch.testing.assert_close(left.tensors[name], tensor, rtol=0, atol=1e-9)
