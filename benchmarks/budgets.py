@@ -11,6 +11,8 @@ and batch size:
 - nested-long: the same for twice the epochs;
 - gradual: SGD with gradual magnitude pruning (cubic, epochs 1 to 8 of 12), a run for every point;
 - gradual-decayed: the same with five times the weight decay, its best on held-out images;
+- gamma: DessiLBI with default tau and c and five times the weight decay, pruned by Gamma: its
+  support grows to the budget until half time, and is then trained on; a run for every point;
 - half: SGD, pruned by magnitude at half time and fine-tuned, a run for every point;
 - sgd: SGD, the dense network, for the point at 100 %;
 - plain, freeze, dense-classifier, own-classifier, init-scaled: ways to a sparser twin without
@@ -27,6 +29,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -75,6 +78,7 @@ NAMES = {
     "nested-long": "nested training (dessilbi), twice the epochs",
     "gradual": "gradual magnitude pruning",
     "gradual-decayed": "gradual pruning, weight decay 5e-4",
+    "gamma": "the support of Gamma, grown to the budget",
     "half": "prune at half time, fine-tune",
     "sgd": "SGD, nothing pruned",
 }
@@ -102,22 +106,28 @@ def one_run(method: str, base: Config) -> Config:
     return replace(base, optimizer=changed[method])
 
 
-def configs(task: str, method: str, seed: int) -> list[Config]:
+def configs(task: str, method: str, seed: int, densities: tuple[float, ...]) -> list[Config]:
     """The runs of a method, its curve."""
-    base, densities = TASKS[task]
+    base, widths = TASKS[task][0], TASKS[task][1] is FILTERS
     named = replace(base, name=f"{task}-{method}", seed=seed)
-    if method not in ("gradual", "gradual-decayed", "half"):
+    if method not in ("gradual", "gradual-decayed", "gamma", "half"):
         return [one_run(method, named)]
     prune = GradualPruning(penalty=base.optimizer.penalty, exclude=base.optimizer.exclude)
     if method == "half":
         prune = replace(prune, begin=0.5, end=0.5)
     optimizer = replace(SGD, lr=base.optimizer.lr)
-    if method == "gradual-decayed":
+    if method == "gamma":
+        own = base.optimizer
+        optimizer = OptimizerConfig(
+            lr=own.lr, momentum=0.9, penalty=own.penalty, exclude=own.exclude
+        )
+        prune = GradualPruning(by="gamma", end=0.5)
+    if method in ("gradual-decayed", "gamma"):
         optimizer = replace(optimizer, weight_decay=5e-4)
-    sgd = replace(named, optimizer=optimizer)
-    if densities is FILTERS:  # widths, as nested training has them
-        return [replace(sgd, method=replace(prune, groups=width)) for width in densities]
-    return [replace(sgd, method=replace(prune, density=density)) for density in densities]
+    budget = "groups" if widths else "density"  # widths are those of nested training
+    budgets: list[dict[str, Any]] = [{budget: value} for value in densities]
+    pruned = replace(named, optimizer=optimizer)
+    return [replace(pruned, method=replace(prune, **one)) for one in budgets]
 
 
 def named_in_picture(run: str, task: str) -> str:
@@ -134,6 +144,7 @@ def main() -> None:
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--methods", default="nested,gradual,half,sgd")
     parser.add_argument("--judge-on", choices=("test", "validation"), default="test")
+    parser.add_argument("--densities", nargs="+", type=float, help="by default the task's own")
     parser.add_argument("--runs", type=Path, default=Path("runs/budgets"))
     parser.add_argument("--picture", type=Path)
     axes = ("density", "parameters", "macs")
@@ -144,13 +155,13 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     place = RunOptions(runs=args.runs, data_dir=args.data_dir)
-    densities = (*TASKS[args.task][1], 1.0)
+    densities = tuple(args.densities or TASKS[args.task][1])
     found = []
     for seed in range(args.first_seed, args.first_seed + args.seeds):
         for method in args.methods.split(","):
-            for config in configs(args.task, method, seed):
+            for config in configs(args.task, method, seed, densities):
                 run = train(config, place)
-                found.append((run, *frontier(run, place, densities, args.judge_on)))
+                found.append((run, *frontier(run, place, (*densities, 1.0), args.judge_on)))
     drawn = curves(found)
     print(f"accuracy in % on the {args.judge_on} images, mean (lowest to highest) over seeds")
     for curve in drawn:
