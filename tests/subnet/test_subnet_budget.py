@@ -93,11 +93,10 @@ def test_the_compact_network_has_the_density_that_was_asked_for(name: str, densi
     left, whole = weights_of(small.model, names), weights_of(net, names)
     assert pruning.density == left / whole
     assert small.report.carriers == 0
-    # The next filter of either layer would have been too many.
-    filters = [net.get_parameter(n).flatten(1).any(1).sum() for n in names]
-    one_more = [(filters[0] + 1) * 18 + filters[1] * (filters[0] + 1) * 9]
-    one_more += [filters[0] * 18 + (filters[1] + 1) * filters[0] * 9]
-    assert left / whole <= density < max(one_more) / whole
+    # A filter more of either layer would be too many.
+    first, second = (net.get_parameter(n).flatten(1).any(1).sum() for n in names)
+    assert left == 9 * (2 * first + first * second) <= density * whole
+    assert density * whole < left + min(9 * (2 + second), 9 * first)
 
 
 def test_multiply_adds_are_hit() -> None:

@@ -13,6 +13,7 @@ from dessilbi.path import Mask
 from dessilbi.path.layers import tied_sets
 from dessilbi.path.twins import ranked_weights
 
+from .best_groups import best_groups
 from .compact_size import CompactSize
 from .project import masked_weights, zero_outside
 from .scores import rank_shares, scores
@@ -115,6 +116,10 @@ class GradualPruning(Attached):
         self.steps, self.begin, self.end, self.every = steps, begin, end, every
         self.by, self.min_groups = by, min_groups
         self._model = model
+        self._step = 0
+        self._kept: list[tuple[Tensor, Tensor]] = []
+        self.mask: Mask | None = None
+        """What is kept now; ``None`` before the first pruning."""
         self._params, self._layers = ranked_weights(model, opt, param_groups)
         self.per_layer = (
             any(layer.exact for layer in self._layers) if per_layer is None else per_layer
@@ -137,10 +142,6 @@ class GradualPruning(Attached):
                 f"keeps {min_groups} of its groups, the layers that cannot leave included; ask for "
                 "more, or give more weights a penalty (split_parameters)"
             )
-        self._step = 0
-        self._kept: list[tuple[Tensor, Tensor]] = []
-        self.mask: Mask | None = None
-        """What is kept now; ``None`` before the first pruning."""
         self._handles = (opt.register_step_post_hook(lambda *_: self._after_step()),)
 
     def target(self, step: int) -> float:
@@ -208,35 +209,11 @@ class GradualPruning(Attached):
         found = self._twin.strengths()
         return [rank_shares(one) for one in found] if self.per_layer else found
 
-    @torch.no_grad()
     def _best(self, ranking: Sequence[Tensor], target: float) -> list[Tensor]:
-        """By layer, which groups stay: the strongest that a target has room for."""
-        numbers = {layer.name: i for i, layer in enumerate(self._layers)}
-        sets = [[numbers[layer.name] for layer in tied] for tied in tied_sets(self._layers)]
-        flat = [ranking[first].flatten().cpu().clone() for first, *_ in sets]
-        for one in flat:
-            one[one.topk(min(self.min_groups, len(one))).indices] = torch.inf
-        counts, every = [len(one) for one in flat], torch.cat(flat)
-        ranked = torch.argsort(every, descending=True, stable=True)
-        limit = target * self._size.total * (1 + _ROUNDING)
-
-        def best(count: int) -> list[Tensor]:
-            kept = every == torch.inf
-            kept[ranked[:count]] = True
-            parts = torch.split(kept, counts)
-            by_layer = {i: part for tied, part in zip(sets, parts, strict=True) for i in tied}
-            return [by_layer[i] for i in range(len(self._layers))]
-
-        if self._size.additive:
-            prices = torch.tensor(
-                [sum(self._size.price(i) for i in tied) for tied in sets], dtype=torch.float64
-            ).repeat_interleave(torch.tensor(counts))
-            return best(int((prices[ranked].cumsum(0) <= limit).sum()))
-        low, high = 0, len(ranked)  # the size grows with the groups that stay
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if self._size(best(middle)) <= limit else (low, middle - 1)
-        return best(low)
+        # What has left is zero, and stays so.
+        return best_groups(
+            ranking, self._layers, self._size, target, self.min_groups, self._groups_kept()
+        )
 
     def _hold(self, kept: list[Tensor]) -> None:
         weights = {
@@ -271,10 +248,6 @@ class GradualPruning(Attached):
             self._set_mask(Mask(layers | kept))
         if self._twin is not None:
             self._twin.load_state_dict(_part(state, "factor."))
-
-
-_ROUNDING = 1e-9
-"""Sizes are sums of floats."""
 
 
 def _size(
