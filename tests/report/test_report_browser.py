@@ -59,7 +59,7 @@ def files(
     (budgets / "frontier.json").write_text(json.dumps(frontier))
     written = {"one": write_report([run.path], folder / "one.html")}
     with pytest.MonkeyPatch.context() as patch:  # static figures take seconds; one page has them
-        patch.setattr("dessilbi.report.page.static_figures", lambda _: {})
+        patch.setattr("dessilbi.report.page.render", lambda *_: b"")
         for name, chosen in {
             "three": [run.path, other.path, plain.path],
             "plain": [plain.path],
@@ -122,7 +122,7 @@ def press(page: Any, key: str) -> None:
 def test_every_panel_is_drawn(browser: Any, files: dict[str, Path], name: str) -> None:
     with opened(browser, files[name]) as page:
         keys = page.evaluate(KEYS)
-        assert len(keys) == {"one": 10, "three": 11, "plain": 2}[name]
+        assert len(keys) == {"one": 11, "three": 12, "plain": 2}[name]
         for key in keys:
             assert colours(page, key) > 5, f"panel {key} is empty"
             assert page.inner_text(f"#panel-{key} .readout")
@@ -202,7 +202,7 @@ def test_keyboard_alone_is_enough(browser: Any, files: dict[str, Path]) -> None:
 
 def test_log_axis_and_other_options(browser: Any, files: dict[str, Path]) -> None:
     with opened(browser, files["one"]) as page:
-        for key in ("loss", "paths", "budgets", "dynamics"):
+        for key in ("loss", "paths", "budgets", "gap"):
             before = ink(page)
             page.click(f"#panel-{key} input[name=log]")
             assert changed(before, ink(page)) == {key}
@@ -218,7 +218,7 @@ def test_runs_are_chosen(browser: Any, files: dict[str, Path]) -> None:
         assert {"paths", "entries", "overlap"} <= changed(before, ink(page))
         page.select_option("#run", "2")
         page.evaluate(FRAMES)
-        assert page.evaluate(KEYS) == ["accuracy", "loss", "budgets", "dynamics"]
+        assert page.evaluate(KEYS) == ["accuracy", "loss", "budgets", "gap", "augmented", "between"]
         page.select_option("#run", "0")
         assert ink(page) == before
 
@@ -310,8 +310,8 @@ def test_without_javascript_figures_and_tables_are_there(
 ) -> None:
     with opened(browser, files["one"], java_script_enabled=False) as page:
         static_figures = page.locator(".static:visible")
-        assert static_figures.count() == 10
-        for i in range(10):
+        assert static_figures.count() == 11
+        for i in range(11):
             box = static_figures.nth(i).bounding_box()
             assert box["width"] > 200
             assert box["height"] > 60

@@ -116,9 +116,7 @@ def test_a_compact_network_has_its_own_accuracy(run: RunDir, copy: RunDir) -> No
     assert compact.latency == ((1, 0.2, 0.1),)
     assert (compact.accuracy, compact.judged_on, compact.recalibrated) == (88.0, "test", False)
     values, _ = make_payload([read_run(run.path)])
-    (shown,) = (
-        one for one in values["charts"]["budgets"]["charts"][0]["series"] if one["mark"] == "square"
-    )
+    (shown,) = (one for one in values["charts"]["budgets"][0]["series"] if one["mark"] == "square")
     assert (shown["x"], shown["y"]) == ([20.0], [88.0])
 
     file = copy.path / "compact-0.2" / "report.json"

@@ -13,11 +13,10 @@ import pytest
 from dessilbi.cli import main
 from dessilbi.lab.run.directory import RunDir, RunError
 from dessilbi.report import FORMATS, make_page, read_run, write_figures, write_report
-from dessilbi.report.charts import charts_of
 from dessilbi.report.figures import make_figures
-from dessilbi.report.panels import panels_of
 from dessilbi.report.published import compare, method
-from dessilbi.report.tables import commands, epochs_table
+from dessilbi.report.run_data import read_runs
+from dessilbi.report.tables import commands, config_table, epochs_table
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,6 +43,11 @@ class Tags(HTMLParser):
         self.found.append((tag, dict(attrs)))
 
 
+def keys_of(page: str) -> list[str | None]:
+    """The panels of a page."""
+    return [a["data-key"] for tag, a in Tags(page).found if tag == "figure"]
+
+
 def test_nothing_is_fetched(page: str) -> None:
     for tag, attributes in Tags(page).found:
         assert tag not in ("link", "iframe", "object")
@@ -53,17 +57,15 @@ def test_nothing_is_fetched(page: str) -> None:
     assert not re.search(r"\burl\((?!\$\{address)|@import", page), "but for pictures of the page"
 
 
-def test_every_panel_has_a_still_figure(run: RunDir, page: str) -> None:
-    data = [read_run(run.path)]
-    keys = [panel.key for panel in panels_of(data, charts_of(data))]
-    assert keys == [
+def test_every_panel_has_a_still_figure(page: str) -> None:
+    assert keys_of(page) == [
         "accuracy", "loss", "paths", "entries", "next", "densities", "filters", "budgets",
-        "overlap", "dynamics",
+        "overlap", "gap", "augmented",
     ]  # fmt: skip
     static_figures = [
         a for tag, a in Tags(page).found if tag == "img" and a.get("class") == "static"
     ]
-    assert len(static_figures) == len(keys)
+    assert len(static_figures) == len(keys_of(page))
     assert all((a["src"] or "").startswith("data:image/svg+xml;base64,") for a in static_figures)
 
 
@@ -98,7 +100,6 @@ def test_labels_of_a_subnetwork(retrained: RunDir) -> None:
     data = read_run(retrained.path)
     (axes,) = make_figures([data])["accuracy"].axes
     assert axes.get_legend_handles_labels()[1][0] == "the subnetwork"
-    assert panels_of([data], charts_of([data]))[0].words.startswith("Of the subnetwork, ")
     assert "the subnetwork, %" in epochs_table(data)
 
 
@@ -127,7 +128,7 @@ def test_files_are_small(run: RunDir, page: str) -> None:
 @pytest.fixture
 def _no_stills(monkeypatch: pytest.MonkeyPatch) -> None:
     """They take seconds, and are looked at elsewhere."""
-    monkeypatch.setattr("dessilbi.report.page.static_figures", lambda _: {})
+    monkeypatch.setattr("dessilbi.report.page.render", lambda *_: b"")
 
 
 @pytest.mark.usefixtures("_no_stills")
@@ -150,13 +151,14 @@ def test_text_of_a_configuration_is_escaped(run: RunDir, tmp_path: Path) -> None
     assert sum(tag == "script" for tag, _ in Tags(text).found) == 3
     values = re.search(r'id="values">(.*?)</script>', text, re.DOTALL)
     assert values is not None
-    assert EVIL in json.loads(values[1])["charts"]["accuracy"]["charts"][0]["ylabel"]
+    assert EVIL in json.loads(values[1])["charts"]["accuracy"][0]["ylabel"]
 
 
 def test_a_run_without_a_path_shows_what_it_has(plain: RunDir) -> None:
     data = read_run(plain.path)
-    assert [panel.key for panel in panels_of([data], charts_of([data]))] == ["accuracy", "loss"]
-    assert "Every epoch" in make_page([data])
+    page = make_page([data])
+    assert keys_of(page) == ["accuracy", "loss"]
+    assert "Every epoch" in page
 
 
 @pytest.mark.usefixtures("_no_stills")
@@ -167,6 +169,15 @@ def test_several_runs_are_compared(run: RunDir, other: RunDir, plain: RunDir) ->
     assert "differs: seed" in text
 
 
+@pytest.mark.usefixtures("_no_stills")
+def test_runs_of_one_name_are_told_apart(run: RunDir, tmp_path: Path) -> None:
+    copy = shutil.copytree(run.path, tmp_path / run.path.name)
+    page = write_report([run.path, copy, run.path], tmp_path / "page.html").read_text()
+    assert "2 runs compared" in page
+    table = config_table(read_runs([run.path, copy]))
+    assert [f">{folder}</th>" in table for folder in (run.path, copy)] == [True, True]
+
+
 # ---------------------------------------------------------------------- ours against the paper
 
 
@@ -174,13 +185,13 @@ def test_numbers_of_the_paper_stand_beside_ours(run: RunDir) -> None:
     data = read_run(run.path)
     assert compare(data) == []
     data.config["data"]["name"], data.config["model"]["name"] = "mnist", "lenet-5"
-    ((_, what, theirs, ours, _),) = compare(data)
+    (row,) = compare(data)
     assert method(data) == "dessilbi-mom-wd"
-    assert (theirs, ours) == ("99.20", f"{data.last['accuracy']:.2f}")
-    assert "ours after 4 epochs" in what
+    assert (row["paper, %"], row["ours, %"]) == ("99.20", f"{data.last['accuracy']:.2f}")
+    assert "ours after 4 epochs" in row["what"]
     data.config["data"]["name"], data.config["model"]["name"] = "cifar10", "vgg-16"
     data.config["optimizer"] |= {"nu": 100.0, "kappa": 5.0}
-    assert [row[2] for row in compare(data)] == ["92.77", "92.36"]
+    assert [row["paper, %"] for row in compare(data)] == ["92.77", "92.36"]
 
 
 # ---------------------------------------------------------------------- figures and commands
@@ -189,7 +200,7 @@ def test_numbers_of_the_paper_stand_beside_ours(run: RunDir) -> None:
 def test_figures_of_a_path(run: RunDir, tmp_path: Path) -> None:
     files = write_figures([run.path], tmp_path / "out", ["pdf"])
     assert {file.stem for file in files} == {
-        "accuracy", "loss", "budgets", "dynamics", "densities", "paths", "entries", "next",
+        "accuracy", "loss", "budgets", "gap", "augmented", "densities", "paths", "entries", "next",
         "filters", "overlap",
     }  # fmt: skip
 

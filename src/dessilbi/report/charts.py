@@ -6,15 +6,14 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, Literal
 
+from dessilbi.path import SolutionPath
 from dessilbi.report.overlap import between_runs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from dessilbi.lab.run.files import CompactRecord
     from dessilbi.report.run_data import RunData
-
-Key = Literal["accuracy", "loss", "budgets", "dynamics", "between"]
 
 
 @dataclass(frozen=True)
@@ -22,10 +21,10 @@ class Series:
     """A curve, or loose points."""
 
     label: str
-    run: int
-    """Index of its run."""
-    x: list[float]
-    y: list[float]
+    run: int | None
+    """Index of its run; ``None`` if it is of several."""
+    x: Sequence[float]
+    y: Sequence[float]
     colour: str
     """Name in the style sheet, and in :data:`dessilbi.report.style.PALETTE`."""
     dash: Literal["solid", "dashed", "dotted", "none"] = "solid"
@@ -46,7 +45,8 @@ class Chart:
     xlabel: str = "epoch"
     unit: str = ""
     log: Literal["", "x", "y"] = ""
-    """The axis that can be logarithmic."""
+    """The axis that can be logarithmic, and whether it is at first."""
+    log_first: bool = False
     floor: float | None = None
     """What a linear y axis begins with."""
     zoom: float | None = None
@@ -55,41 +55,32 @@ class Chart:
     """A sentence for each run."""
 
 
-@dataclass(frozen=True)
-class Charts:
-    """The charts of a panel, side by side or one at a time."""
-
-    charts: list[Chart]
-    alternatives: bool = False
-    of_a_run: bool = False
-    """Whether only the chosen run's series are shown."""
-
-
-def charts_of(runs: Sequence[RunData]) -> dict[Key, Charts]:
-    """Every panel of curves that the runs have something for."""
-    found: dict[Key, Charts] = {
-        "accuracy": Charts([_accuracy(runs)]),
-        "loss": Charts([_loss(runs)]),
-        "budgets": Charts([_budgets(runs, *size) for size in _SIZES], alternatives=True),
-        "dynamics": Charts([chart for chart in _dynamics(runs) if chart.series]),
-        "between": Charts([_between(runs)], of_a_run=True),
+def charts_of(runs: Sequence[RunData]) -> dict[str, list[Chart]]:
+    """Every panel of curves that the runs have something for: a chart, or some to choose from."""
+    found = {
+        "accuracy": [_accuracy(runs)],
+        "loss": [_loss(runs)],
+        "budgets": [_budgets(runs, *size) for size in _SIZES],
+        "gap": [_of_paths(runs, "coupling gap ‖W − Γ‖", SolutionPath.gap)],  # noqa: RUF001
+        "augmented": [
+            _of_paths(runs, "augmented loss L + ‖W − Γ‖² / 2ν", SolutionPath.augmented_loss)  # noqa: RUF001
+        ],
+        "between": [_between(runs)],
     }
-    return {key: one for key, one in found.items() if any(c.series for c in one.charts)}
+    return {key: charts for key, charts in found.items() if any(c.series for c in charts)}
 
 
 def _label(runs: Sequence[RunData], i: int, kind: str) -> str:
     return kind if len(runs) == 1 else f"{runs[i].name}: {kind}"
 
 
-def _recorded(
-    runs: Sequence[RunData], kinds: Sequence[tuple[str, str, str, Any]], *, positive: bool = False
-) -> list[Series]:
+def _recorded(runs: Sequence[RunData], kinds: Sequence[tuple[str, str, str, Any]]) -> list[Series]:
     """Numbers of the records; several runs have a colour each, the numbers of one run theirs."""
     found = []
     for i, run in enumerate(runs):
         for name, label, colour, dash in kinds:
             pairs = [(r["epoch"], float(r[name])) for r in run.records if r.get(name) is not None]
-            if any(value > 0 for _, value in pairs) or (pairs and not positive):
+            if pairs:
                 x, y = map(list, zip(*pairs, strict=True))
                 own = colour if len(runs) == 1 else run_colour(i)
                 found.append(Series(_label(runs, i, label or run.whole), i, x, y, own, dash))
@@ -117,29 +108,28 @@ def _loss(runs: Sequence[RunData]) -> Chart:
         ("loss", "held out", "run-1", "dashed"),
         ("sparse_loss", "held out, support", "run-2", "dotted"),
     )
-    series = _recorded(runs, kinds, positive=True)
-    return Chart("Loss", "cross entropy, nats", series, log="y", floor=0)
+    series = _recorded(runs, kinds)
+    return Chart("Loss", "cross entropy, nats", series, log="y", log_first=True, floor=0)
 
 
 _SIZES = (
     ("density", "density, % of the weights", 100.0),
     ("parameters", "parameters", 1.0),
-    ("macs", "multiply-adds an image", 1.0),
+    ("macs", "multiply-adds", 1.0),
 )
 
 
 def _budgets(runs: Sequence[RunData], size: str, xlabel: str, factor: float) -> Chart:
-    """Accuracy against size. The axis names the images; where they differ, each label does."""
+    """Accuracy against size. The axis names the data; where they differ, each label does."""
     found = [one for i, run in enumerate(runs) for one in _offers(runs, i, run, size, factor)]
-    judged = {images for images, _ in found}
+    judged = {data for data, _ in found}
     series = [one for _, one in found]
     if len(judged) > 1:
-        series = [replace(one, label=f"{one.label} ({images} set)") for images, one in found]
+        series = [replace(one, label=f"{one.label} ({data} set)") for data, one in found]
     ylabel = f"accuracy, % of the {judged.pop()} set" if len(judged) == 1 else "accuracy, %"
-    title = xlabel.partition(",")[0].removesuffix(" an image")
     return Chart(
-        title, ylabel, series, xlabel, unit="\u00a0%", log="x", zoom=5,
-        readouts=[_enough(run) for run in runs],
+        "Accuracy against size", ylabel, series, xlabel, unit="\u00a0%", log="x", log_first=True,
+        zoom=5, readouts=[_enough(run) for run in runs],
     )  # fmt: skip
 
 
@@ -169,11 +159,11 @@ def _offers(
         label, own = _label(runs, i, "support, by epoch"), "run-1" if len(runs) == 1 else colour
         yield run.judged_on, Series(label, i, x, y, own, "dashed", "dot", words, epochs)
     made = [c for c in run.compacts if None not in (c.accuracy, getattr(c, size))]
-    for images in dict.fromkeys(c.judged_on for c in made):
-        chosen = [c for c in made if c.judged_on == images]
+    for data in dict.fromkeys(c.judged_on for c in made):
+        chosen = [c for c in made if c.judged_on == data]
         x, y = [factor * getattr(c, size) for c in chosen], [c.accuracy or 0.0 for c in chosen]
         words, label = [_compact_words(c) for c in chosen], _label(runs, i, "compact network")
-        yield images, Series(label, i, x, y, colour, "none", "square", words)
+        yield data, Series(label, i, x, y, colour, "none", "square", words)
 
 
 def _compact_words(c: CompactRecord) -> list[str]:
@@ -204,37 +194,27 @@ def _enough(run: RunData) -> str:
     )
 
 
-def _dynamics(runs: Sequence[RunData]) -> Iterator[Chart]:
-    """Coupling gap and augmented loss, as far as they were recorded."""
-    gap, augmented = [], []
+def _of_paths(
+    runs: Sequence[RunData], name: str, value: Callable[[SolutionPath, int], float | None]
+) -> Chart:
+    """What every path knows of an epoch."""
+    series = []
     for i, run in enumerate(runs):
-        path, colour = run.path, run_colour(i)
-        if path is not None:
-            x: list[float] = list(path.epochs)
-            y = [path.gap(e) for e in path.epochs]
-            gap.append(Series(run.name, i, x, y, colour))
-            known = [(e, v) for e in path.epochs if (v := path.augmented_loss(e)) is not None]
-            if known:
-                x, y = map(list, zip(*known, strict=True))
-                augmented.append(Series(run.name, i, x, y, colour))
-    for title, found in (
-        ("coupling gap ‖W − Γ‖", gap),  # noqa: RUF001
-        ("augmented loss L + ‖W − Γ‖² / 2ν", augmented),  # noqa: RUF001
-    ):
-        yield Chart(title, title, found, log="y", floor=0)
+        epochs = run.path.epochs if run.path is not None else ()
+        found = {e: y for e in epochs if run.path and (y := value(run.path, e)) is not None}
+        if found:
+            series.append(Series(run.name, i, list(found), list(found.values()), run_colour(i)))
+    return Chart(name, name, series, log="y", floor=0)
 
 
 def _between(runs: Sequence[RunData]) -> Chart:
     """Overlap of supports between runs."""
     series = []
     for (i, a), (j, b) in combinations(enumerate(runs), 2):
-        if a.path is None or b.path is None:
-            continue
-        shares = between_runs(a.path, b.path)
-        x: list[float] = list(shares)
-        y = [100 * share for share in shares.values()]
-        for (first, one), (second, other) in (((i, a), (j, b)), ((j, b), (i, a))):
-            label = f"{one.name} and {other.name}"
-            series += [Series(label, first, x, y, run_colour(second))] if x else []
+        if a.path is not None and b.path is not None:
+            shares = between_runs(a.path, b.path)
+            x, y = list(shares), [100 * share for share in shares.values()]
+            if x:
+                series.append(Series(f"{a.name} and {b.name}", None, x, y, run_colour(i + j)))
     ylabel = "weights in both over weights in either, %"
     return Chart("Support overlap between runs", ylabel, series, unit="\u00a0%", floor=0)

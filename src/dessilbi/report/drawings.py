@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dessilbi.report.filters import best_layer, short, unit_word
-from dessilbi.report.pictures import entry_map, entry_picture, overlap_picture
+from dessilbi.report.pictures import entry_map, entry_picture, mosaic, overlap_picture
 from dessilbi.report.style import (
     COLUMN,
     INSIDE,
@@ -20,11 +20,12 @@ from dessilbi.report.style import (
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
     from dessilbi.path import SolutionPath
-    from dessilbi.report.charts import Chart, Charts
+    from dessilbi.report.charts import Chart
     from dessilbi.report.filters import Filters
     from dessilbi.report.pictures import Pixels
     from dessilbi.report.run_data import RunData
@@ -38,42 +39,28 @@ _SHOWN = 32
 _ACROSS = 8
 
 
-def charts(panel: Charts, *, log: bool) -> Figure:
-    """Curves and points; of alternatives the first, of the chosen run's series the first run's.
-
-    Args:
-        panel: the charts.
-        log: whether axes that can be logarithmic are.
-    """
-    shown = panel.charts[:1] if panel.alternatives else panel.charts
-    figure = new_figure(*((COLUMN, 2.4) if len(shown) == 1 else (PAGE, 2.1)))
-    for i, chart in enumerate(shown):
-        axes = figure.add_subplot(1, len(shown), i + 1)
-        first = min(one.run for one in chart.series)
-        for one in chart.series:
-            if one.run == first or not panel.of_a_run:
-                axes.plot(
-                    one.x, one.y, _LINES[one.dash] + _MARKS[one.mark], color=PALETTE[one.colour],
-                    markersize=3, label=one.label,
-                )  # fmt: skip
-        _label(axes, chart, log=log)
-        if i == 0 and len(axes.lines) > 1:
-            axes.legend()
-    return figure
-
-
-def _label(axes: Axes, chart: Chart, *, log: bool) -> None:
-    axes.set_title(chart.title if chart.xlabel == "epoch" else f"Accuracy against {chart.title}")
-    if chart.ylabel != chart.title:
-        axes.set_ylabel(chart.ylabel)
-    if log and chart.log == "x":
+def chart(described: Chart) -> Figure:
+    """Curves and points."""
+    figure = new_figure(COLUMN, 2.4)
+    axes = figure.add_subplot()
+    for one in described.series:
+        axes.plot(
+            one.x, one.y, _LINES[one.dash] + _MARKS[one.mark], color=PALETTE[one.colour],
+            markersize=3, label=one.label,
+        )  # fmt: skip
+    axes.set_title(described.title)
+    axes.set_ylabel(described.ylabel if described.ylabel != described.title else "")
+    if described.log_first and described.log == "x":
         axes.set_xscale("log")
-    if log and chart.log == "y":
+    if described.log_first and described.log == "y":
         axes.set_yscale("log", nonpositive="mask")
-    if chart.xlabel == "epoch":
+    if described.xlabel == "epoch":
         whole_epochs(axes)
     else:
-        axes.set_xlabel(chart.xlabel)
+        axes.set_xlabel(described.xlabel)
+    if len(axes.lines) > 1:
+        axes.legend()
+    return figure
 
 
 def paths(run: RunData, layer: str | None = None) -> Figure:
@@ -119,9 +106,6 @@ def paths(run: RunData, layer: str | None = None) -> Figure:
 
 def entries(run: RunData) -> Figure:
     """Every filter of the net against epochs, coloured by the epoch of its entry."""
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import Normalize
-
     path, filters, _ = _of(run, None)
     last = path.epochs[-1]
     picture = np.concatenate([entry_picture(filters, one.name, last) for one in path.layers])
@@ -130,8 +114,7 @@ def entries(run: RunData) -> Figure:
     axes.set_facecolor("#e8e8e8")
     extent = (path.epochs[0] - 0.5, last + 0.5, len(picture), 0)
     axes.imshow(picture, aspect="auto", extent=extent, interpolation="nearest")
-    scale = ScalarMappable(Normalize(0, max(last, 1)), entry_map())
-    figure.colorbar(scale, ax=axes, label="epoch of entry", pad=0.01)
+    _colour_bar(figure, axes, entry_map(), max(last, 1), "epoch of entry")
     slices = [filters.rows(layer.name) for layer in path.layers]
     for rows in slices[1:]:
         axes.axhline(rows.start, color="white", linewidth=0.6)
@@ -189,6 +172,8 @@ def densities(run: RunData) -> Figure | None:
 
 def filter_images(run: RunData, layer: str | None = None) -> Figure | None:
     """W and Gamma at the last kept epoch."""
+    from matplotlib.colors import to_rgba_array
+
     if not run.checkpoints:
         return None
     path, filters, name = _of(run, layer)
@@ -197,38 +182,29 @@ def filter_images(run: RunData, layer: str | None = None) -> Figure | None:
         name = next(iter(kept.images))
     order = filters.order(name)[:_SHOWN]
     snapshot = path.epochs.index(kept.epoch)
-    inside = filters.inside[snapshot, filters.rows(name)][order] > 0
+    inside = filters.inside[snapshot, filters.rows(name)][order]
+    frames = 255 * to_rgba_array([INSIDE if share else OUTSIDE for share in inside])
     figure = new_figure(PAGE, 0.5 + 0.42 * -(-len(order) // _ACROSS))
     for side, (what, pictures) in enumerate(kept.images[name].items()):
         axes = figure.add_subplot(1, 2, side + 1)
-        _contact_sheet(axes, pictures[order], inside)
+        axes.imshow(mosaic(_framed(pictures[order], frames), _ACROSS), interpolation="none")
+        axes.set_axis_off()
         axes.set_title(f"{what} of {short(name)}, epoch {kept.epoch}")
     return figure
 
 
-def _contact_sheet(axes: Axes, pictures: Pixels, inside: NDArray[np.bool_]) -> None:
-    """Pictures in rows, with a frame that says whether each is in the support."""
-    from matplotlib.patches import Rectangle
-
+def _framed(pictures: Pixels, colours: NDArray[np.float64]) -> Pixels:
+    """Pictures enlarged in frames of a colour each, with room around them."""
     _, height, width, _ = pictures.shape
-    pitch = 1.16 * max(height, width)
-    for index, (picture, is_inside) in enumerate(zip(pictures, inside, strict=True)):
-        x, y = (index % _ACROSS) * pitch, (index // _ACROSS) * pitch
-        axes.imshow(picture, extent=(x, x + width, y + height, y))
-        colour = INSIDE if is_inside else OUTSIDE
-        axes.add_patch(
-            Rectangle((x, y), width, height, fill=False, edgecolor=colour, linewidth=0.8)
-        )
-    axes.set_xlim(-0.1 * pitch, _ACROSS * pitch)
-    axes.set_ylim(-(-len(pictures) // _ACROSS) * pitch, -0.1 * pitch)
-    axes.set_axis_off()
+    factor = -(-48 // max(height, width))
+    large = pictures.repeat(factor, axis=1).repeat(factor, axis=2)
+    large[:, [0, 1, -2, -1]] = colours[:, None, None]
+    large[:, :, [0, 1, -2, -1]] = colours[:, None, None]
+    return np.pad(large, ((0, 0), (3, 3), (3, 3), (0, 0)))
 
 
 def overlap(run: RunData) -> Figure | None:
     """Overlap of the supports of every two epochs."""
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import Normalize
-
     found = run.overlap
     if found is None:
         return None
@@ -236,13 +212,22 @@ def overlap(run: RunData) -> Figure | None:
     axes = figure.add_subplot()
     ends = (found.epochs[0] - 0.5, found.epochs[-1] + 0.5)
     axes.imshow(overlap_picture(found.shares), extent=(*ends, *ends), interpolation="nearest")
-    scale = ScalarMappable(Normalize(0, 100), "cividis")
-    figure.colorbar(scale, ax=axes, label="overlap, %")
+    _colour_bar(figure, axes, "cividis", 100, "overlap, %")
     axes.grid(visible=False)
     axes.set_ylabel("epoch")
     axes.set_title("Support overlap")
     whole_epochs(axes)
     return figure
+
+
+def _colour_bar(
+    figure: Figure, axes: Axes, colours: str | Colormap, high: float, label: str
+) -> None:
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+
+    scale = ScalarMappable(Normalize(0, high), colours)
+    figure.colorbar(scale, ax=axes, label=label, pad=0.02)
 
 
 def _of(run: RunData, layer: str | None) -> tuple[SolutionPath, Filters, str]:

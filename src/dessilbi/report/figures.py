@@ -31,8 +31,7 @@ def make_figures(runs: Sequence[RunData], layer: str | None = None) -> dict[str,
 
     shown = next((run for run in runs if run.path is not None), runs[0])
     makers: dict[str, Callable[[], Figure | None]] = {
-        key: partial(drawings.charts, charts, log=key != "dynamics")
-        for key, charts in charts_of(runs).items()
+        key: partial(drawings.chart, charts[0]) for key, charts in charts_of(runs).items()
     }
     makers["densities"] = lambda: drawings.densities(shown)
     if shown.path is not None:

@@ -31,8 +31,6 @@ class Filters:
     """Step at which a row first had a weight in the support; -1 if never."""
     entered: NDArray[np.float32]
     """The same in epochs and parts of them; NaN if never."""
-    leaves: NDArray[np.int32]
-    """How often a group left again; 0 for Lasso layers, whose weights come and go one by one."""
     threshold: NDArray[np.float32]
     """lambd of a group; NaN for Lasso layers, or if it is not known."""
     partners: dict[str, tuple[str, ...]]
@@ -61,7 +59,6 @@ def filters_of(path: SolutionPath) -> Filters:
         for layer in path.layers:
             inside[index, slices[layer.name]] = _share(bits[layer.slice], layer)
     entry = np.full(starts[-1], NEVER, dtype=np.int32)
-    leaves = np.zeros(starts[-1], dtype=np.int32)
     threshold = np.full(starts[-1], np.nan, dtype=np.float32)
     steps = np.array([s.step for s in path.snapshots], dtype=np.int32)
     for layer in path.layers:
@@ -71,9 +68,6 @@ def filters_of(path: SolutionPath) -> Filters:
             entry[rows] = np.where(seen.any(axis=0), steps[seen.argmax(axis=0)], NEVER)
             continue
         entry[rows] = path.entry_steps(layer.name).numpy()
-        events = path.events(layer.name)
-        left = events.groups[~events.entered].numpy()
-        leaves[rows] = np.bincount(left, minlength=layer.rows)
         if path.ranking is not None:
             threshold[rows] = path.ranking.thresholds[layer.name]
     W, Gamma, V = np.stack([s.norms for s in path.snapshots], axis=1)
@@ -84,7 +78,7 @@ def filters_of(path: SolutionPath) -> Filters:
     for name, others in partners.items():
         parts = [V[:, slices[one]] for one in (name, *others)]
         joint[:, slices[name]] = np.linalg.norm(np.stack(parts), axis=0)
-    return Filters(W, Gamma, V, joint, inside, entry, entered, leaves, threshold, partners, slices)
+    return Filters(W, Gamma, V, joint, inside, entry, entered, threshold, partners, slices)
 
 
 def _partners(layers: tuple[Layer, ...]) -> dict[str, tuple[str, ...]]:

@@ -20,7 +20,7 @@ from dessilbi.lab.run.directory import RunError, clear_errors
 from dessilbi.lab.run.files import REPORT
 from dessilbi.report import tables
 from dessilbi.report.figures import make_figures, render
-from dessilbi.report.panels import panels_of
+from dessilbi.report.panels import PANELS
 from dessilbi.report.payload import make_payload
 from dessilbi.report.run_data import read_runs
 from dessilbi.report.summary import headline, summary
@@ -63,6 +63,7 @@ def make_page(runs: Sequence[RunData]) -> str:
     first = runs[0]
     title = headline(first) if len(runs) == 1 else f"{len(runs)} runs compared"
     images = static_figures(runs)
+    panels = [panel.html(images[panel.key]) for panel in PANELS if panel.key in images]
     return Template(_read(_pages() / "page.html")).substitute(
         policy=_policy(script),
         title=escape(title),
@@ -70,9 +71,7 @@ def make_page(runs: Sequence[RunData]) -> str:
         summary="".join(f"<p>{escape(sentence)}</p>" for sentence in summary(first)),
         runs=tables.runs_table(runs) if len(runs) > 1 else "",
         notes=_notes(runs),
-        panels="\n".join(
-            panel.html(images.get(panel.key)) for panel in panels_of(runs, values["charts"])
-        ),
+        panels="\n".join(panels),
         tables=_tables(runs),
         values=_in_script(values),
         arrays=arrays,
@@ -115,11 +114,8 @@ def _policy(script: str) -> str:
 
 def _in_script(values: object) -> str:
     """JSON that cannot end the script element that it stands in."""
-    text = json.dumps(values, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
-    return (
-        text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
-        .replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
-    )  # fmt: skip
+    text = json.dumps(values, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c")
 
 
 def _notes(runs: Sequence[RunData]) -> str:
@@ -130,31 +126,25 @@ def _notes(runs: Sequence[RunData]) -> str:
 
 
 def _tables(runs: Sequence[RunData]) -> str:
-    parts = []
-    if paper := tables.paper_table(runs):
-        parts.append(_section("paper", "Ours against the paper", paper))
+    def of(run: RunData) -> str:
+        return f" of {run.name}" if len(runs) > 1 else ""
+
+    open_ones = {"Ours against the paper": tables.paper_table(runs)}
     for run in runs:
-        which = f" of {run.name}" if len(runs) > 1 else ""
         if run.frontier is not None:
-            parts.append(_section("", f"Every budget{which}", tables.budgets_table(run.frontier)))
+            open_ones[f"Every budget{of(run)}"] = tables.budgets_table(run.frontier)
         if run.compacts:
-            body = tables.compacts_table(run.compacts)
-            parts.append(_section("", f"Compact networks{which}", body))
-    if commands := "".join(map(tables.commands, runs)):
-        parts.append(_section("commands", "Make it again", commands))
-    parts.append(_details("config", "Configuration", tables.config_table(runs)))
-    parts.append(_details("environment", "Environment", tables.environment_table(runs)))
-    for run in runs:
-        which = f" of {run.name}" if len(runs) > 1 else ""
-        parts.append(_details("", f"Every epoch{which}", tables.epochs_table(run)))
-    return "\n".join(parts)
-
-
-def _section(name: str, title: str, body: str) -> str:
-    mark = f' id="{name}"' if name else ""
-    return f"<section{mark}><h2>{escape(title)}</h2>{body}</section>"
-
-
-def _details(name: str, title: str, body: str) -> str:
-    mark = f' id="{name}"' if name else ""
-    return f"<details{mark}><summary>{escape(title)}</summary>{body}</details>"
+            open_ones[f"Compact networks{of(run)}"] = tables.compacts_table(run.compacts)
+    open_ones["Make it again"] = "".join(map(tables.commands, runs))
+    closed_ones = {
+        "Configuration": tables.config_table(runs),
+        "Environment": tables.environment_table(runs),
+        **{f"Every epoch{of(run)}": tables.epochs_table(run) for run in runs},
+    }
+    return "\n".join(
+        f"<section><h2>{escape(title)}</h2>{body}</section>"
+        for title, body in open_ones.items() if body
+    ) + "\n".join(
+        f"<details><summary>{escape(title)}</summary>{body}</details>"
+        for title, body in closed_ones.items()
+    )  # fmt: skip

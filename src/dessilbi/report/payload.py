@@ -60,7 +60,7 @@ def make_payload(runs: Sequence[RunData]) -> tuple[dict[str, Any], str]:
     values = {
         "epochs": sorted({epoch for run in runs for epoch in run.epochs}),
         "runs": [_run(run, block) for run in runs],
-        "charts": {key: asdict(charts) for key, charts in charts_of(runs).items()},
+        "charts": {key: list(map(asdict, charts)) for key, charts in charts_of(runs).items()},
     }
     return finite(values), block.text()
 
@@ -69,7 +69,7 @@ def _run(run: RunData, block: Block) -> dict[str, Any]:
     values: dict[str, Any] = {
         "name": run.name,
         "whole": run.whole,
-        "mask_density": None if run.fixed_mask is None else run.fixed_mask.density,
+        "mask_density": (run.fixed_mask or {}).get("density"),
         "summary": summary(run),
         "records": {"epoch": [r["epoch"] for r in run.records]}
         | {name: [_number(r.get(name)) for r in run.records] for name in RECORDED},
@@ -99,7 +99,7 @@ def _path(run: RunData, path: SolutionPath, filters: Filters, block: Block) -> d
     norms = {name: getattr(filters, name) for name in ("W", "Gamma", "V")}
     if filters.partners:
         norms["joint"] = filters.joint
-    exact = ("inside", "entry", "entered", "leaves", "threshold")
+    exact = ("inside", "entry", "entered", "threshold")
     arrays = {name: block.add_rounded(array) for name, array in norms.items()}
     arrays |= {name: block.add(getattr(filters, name)) for name in exact}
     arrays["overlap"] = block.add_rounded(overlap.shares)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dessilbi.paper.published import PublishedTable
     from dessilbi.report.run_data import RunData
 
-    Row = tuple[str, str, str, str, str]
+    Row = dict[str, str]
 
 _LAYERS = {
     "lenet-300-100": LAYERS_LENET_3, "lenet-3": LAYERS_LENET_3, "conv-2": LAYERS_CONV_2,
@@ -56,7 +56,9 @@ def method(run: RunData) -> str:
 def _row(table: PublishedTable, what: str, theirs: float | None, ours: float | None) -> Row | None:
     if theirs is None or ours is None:
         return None
-    return (table.title, what, f"{theirs:.2f}", f"{ours:.2f}", f"{ours - theirs:+.2f}")
+    numbers = {"paper, %": f"{theirs:.2f}", "ours, %": f"{ours:.2f}"}
+    where = {"where in the paper": table.title, "what": what}
+    return {**where, **numbers, "difference, points": f"{ours - theirs:+.2f}"}
 
 
 def _classification(run: RunData) -> Iterator[Row | None]:
@@ -73,9 +75,8 @@ def _ablation(run: RunData) -> Iterator[Row | None]:
     if run.config["data"]["name"] != "cifar10" or f"full/{model}" not in KAPPA.rows:
         return
     if options["name"] == "sgd":
-        yield _row(
-            KAPPA, "best accuracy", KAPPA.value(f"full/{model}", "sgd"), _best(run, "accuracy")
-        )
+        theirs = KAPPA.value(f"full/{model}", "sgd")
+        yield _row(KAPPA, "best accuracy", theirs, _best(run, "accuracy"))
         return
     if options["name"] != "dessilbi" or options["base"] != "sgd" or options["nu"] is None:
         return
@@ -90,14 +91,14 @@ def _ablation(run: RunData) -> Iterator[Row | None]:
         theirs = table.value(f"{kind}/{model}", column)
         yield _row(table, f"best accuracy, {kind}, {column}", theirs, _best(run, name))
     for epoch in EPOCHS:
-        record, row = run.record(epoch), f"{model}/{column}"
+        record = run.record(epoch)
         density = record.get("density")
-        theirs = along.value(row, f"epoch {epoch} density")
-        ours = None if density is None else 100 * density
-        yield _row(along, f"density, epoch {epoch}", theirs, ours)
-        theirs = along.value(row, f"epoch {epoch} accuracy")
-        ours = record.get("sparse_accuracy")
-        yield _row(along, f"accuracy of the support, epoch {epoch}", theirs, ours)
+        for what, ours in (
+            ("density", None if density is None else 100 * density),
+            ("accuracy", record.get("sparse_accuracy")),
+        ):
+            theirs = along.value(f"{model}/{column}", f"epoch {epoch} {what}")
+            yield _row(along, f"{what} of the support, epoch {epoch}", theirs, ours)
 
 
 def _best(run: RunData, name: str) -> float | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -34,19 +35,6 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class FixedMask:
-    """The subnetwork of a run of ``dessilbi subnet``, as measured before its training.
-
-    ``None`` stands for what was not.
-    """
-
-    density: float | None
-    accuracy: float | None
-    """In percent."""
-    recalibrated_accuracy: float | None
-
-
-@dataclass(frozen=True)
 class RunData:
     """One run, as far as its directory tells."""
 
@@ -56,8 +44,8 @@ class RunData:
     config: dict[str, Any]
     records: list[dict[str, Any]]
     """One an epoch; numbers that are not finite are ``None``."""
-    fixed_mask: FixedMask | None
-    """The subnetwork that the run trains; ``None`` for a run of all weights."""
+    fixed_mask: dict[str, Any] | None
+    """The record of the subnetwork before its training; ``None`` for a run of all weights."""
     environment: dict[str, Any]
     path: SolutionPath | None
     """``None`` for optimizers without a twin."""
@@ -72,7 +60,7 @@ class RunData:
 
     @property
     def judged_on(self) -> str:
-        """Which images the accuracies of the records are of: test or validation."""
+        """Which set the accuracies of the records are of: test or validation."""
         return str(self.last.get("judged_on", "test"))
 
     @property
@@ -121,9 +109,10 @@ def read_run(folder: str | Path) -> RunData:
         raise RunError(f"cannot read {run.path / CONFIG}: {error}") from error
     records = _records(run)
     path = _path(run)
-    fixed_mask = None if config["start"] is None else _fixed_mask(records)
-    if fixed_mask is not None:
-        records = _without_mask(records, has_twin=path is not None)
+    fixed_mask = None
+    if config["start"] is not None:
+        fixed_mask = next((r for r in records if r["epoch"] == 0), {})
+        records = _without_mask(records, fixed_mask, has_twin=path is not None)
     if not records and (path is None or not path.snapshots):
         raise RunError(
             f"{run.path} has no finished epoch yet; train it first: "
@@ -180,19 +169,14 @@ def _records(run: RunDir) -> list[dict[str, Any]]:
     return sorted((finite(r) for r in found), key=lambda r: int(r["epoch"]))
 
 
-def _fixed_mask(records: list[dict[str, Any]]) -> FixedMask:
-    start = next((r for r in records if r["epoch"] == 0), {})
-    names = ("density", "accuracy", "recalibrated_accuracy")
-    return FixedMask(*(start.get(name) for name in names))
-
-
-def _without_mask(records: list[dict[str, Any]], *, has_twin: bool) -> list[dict[str, Any]]:
+def _without_mask(
+    records: list[dict[str, Any]], start: dict[str, Any], *, has_twin: bool
+) -> list[dict[str, Any]]:
     """Records of a subnetwork without what is said of its mask in the words of the support.
 
     Before training density and recalibrated accuracy are those of the mask. With a twin, later
     records mean the support of Gamma; without one the mask is all there is, and it stays.
     """
-    start = next((r for r in records if r["epoch"] == 0), {})
     mask = {name: start[name] for name in ("density", "densities") if name in start}
     of_the_mask = {"recalibrated_accuracy", *mask}
     bare = {name: value for name, value in start.items() if name not in of_the_mask}
@@ -212,17 +196,14 @@ def finite(value: Any) -> Any:
 def _environment(run: RunDir) -> dict[str, Any]:
     file = run.path / ENVIRONMENT
     try:
-        found = finite(json.loads(file.read_text())) if file.exists() else {}
-    except (OSError, ValueError) as error:
+        return dict(json.loads(file.read_text())) if file.exists() else {}
+    except (OSError, TypeError, ValueError) as error:
         raise ValueError(f"{file} cannot be read ({error})") from error
-    return found if isinstance(found, dict) else {}
 
 
 def read_runs(folders: Iterable[str | Path]) -> list[RunData]:
-    """Several runs; the same one twice is read once."""
-    seen: dict[Path, RunData] = {}
-    for folder in folders:
-        resolved = Path(folder).resolve()
-        if resolved not in seen:
-            seen[resolved] = read_run(folder)
-    return list(seen.values())
+    """Several runs; the same one twice is read once, and two of one name are told apart."""
+    once = {Path(folder).resolve(): folder for folder in folders}
+    runs = [read_run(folder) for folder in once.values()]
+    names = Counter(run.name for run in runs)
+    return [run if names[run.name] == 1 else replace(run, name=str(run.folder)) for run in runs]

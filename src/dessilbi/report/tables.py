@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from dessilbi.report.run_data import RunData
 
 
-def table(
-    head: Sequence[str], rows: Iterable[Sequence[object]], *, caption: str = "", kind: str = ""
-) -> str:
-    """A table of plain values; everything is escaped."""
-    top = "".join(f'<th scope="col">{escape(str(cell))}</th>' for cell in head)
+def table(rows: Iterable[dict[str, Any]], *, caption: str = "", kind: str = "numbers") -> str:
+    """A table of rows, which name their columns; everything is escaped."""
+    rows = list(rows)
+    names = dict.fromkeys(name for row in rows for name in row)
+    top = "".join(f'<th scope="col">{escape(name)}</th>' for name in names)
     body = []
     for row in rows:
-        cells = [f'<th scope="row">{escape(str(row[0]))}</th>']
-        cells += [f"<td>{escape('' if cell is None else str(cell))}</td>" for cell in row[1:]]
-        body.append(f"<tr>{''.join(cells)}</tr>")
+        first, *others = (escape(_text(row.get(name))) for name in names)
+        cells = "".join(f"<td>{cell}</td>" for cell in others)
+        body.append(f'<tr><th scope="row">{first}</th>{cells}</tr>')
     words = f"<caption>{escape(caption)}</caption>" if caption else ""
     return (
         f'<div class="scroll" tabindex="0"><table class="{kind}">{words}<thead><tr>{top}</tr>'
@@ -32,120 +32,115 @@ def table(
     )
 
 
-def percent(value: Any, digits: int = 2) -> str:
+def _text(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return "" if value is None else str(value)
+
+
+def _percent(value: Any) -> str | None:
     """A percentage that is one already."""
-    return "" if value is None else f"{value:.{digits}f}"
+    return None if value is None else f"{value:.2f}"
+
+
+def _measured(record: dict[str, Any], whole: str) -> dict[str, Any]:
+    density = record.get("density")
+    return {
+        f"{whole}, %": _percent(record.get("accuracy")),
+        "support, %": _percent(record.get("sparse_accuracy")),
+        "recalibrated, %": _percent(record.get("recalibrated_accuracy")),
+        "density, %": None if density is None else f"{100 * density:.2f}",
+    }
 
 
 def runs_table(runs: Sequence[RunData]) -> str:
     """One row a run: how it ended."""
     rows = []
     for run in runs:
-        last = run.last
-        density = last.get("density")
         optimizer = run.config["optimizer"]
         base = "" if optimizer["base"] == "sgd" else f" ({optimizer['base']})"
-        rows.append(
-            (
-                run.name, optimizer["name"] + base, run.config["seed"], run.done,
-                percent(last.get("accuracy")), percent(last.get("sparse_accuracy")),
-                percent(last.get("recalibrated_accuracy")),
-                "" if density is None else f"{100 * density:.2f}",
-            )
-        )  # fmt: skip
-    head = (
-        "run", "optimizer", "seed", "epochs", "network, %", "support, %", "recalibrated, %",
-        "density, %",
-    )  # fmt: skip
-    return table(head, rows, kind="numbers")
+        how = {"optimizer": optimizer["name"] + base, "seed": run.config["seed"]}
+        rows.append({"run": run.name, **how, "epochs": run.done} | _measured(run.last, "network"))
+    return table(rows)
 
 
 def epochs_table(run: RunData) -> str:
     """One row an epoch."""
-    rows = []
-    for r in run.records:
-        density = r.get("density")
-        rows.append(
-            (
-                r["epoch"], _short(r.get("train_loss")), _short(r.get("loss")),
-                percent(r.get("train_accuracy")), percent(r.get("accuracy")),
-                percent(r.get("sparse_accuracy")), percent(r.get("recalibrated_accuracy")),
-                "" if density is None else f"{100 * density:.2f}", _short(r.get("lr")),
-            )
-        )  # fmt: skip
-    head = (
-        "epoch", "training loss", "loss", "training, %", f"{run.whole}, %", "support, %",
-        "recalibrated, %", "density, %", "lr",
-    )  # fmt: skip
-    return table(head, rows, kind="numbers")
+    return table(
+        {
+            "epoch": r["epoch"],
+            "training loss": r.get("train_loss"),
+            "loss": r.get("loss"),
+            "training, %": _percent(r.get("train_accuracy")),
+            **_measured(r, run.whole),
+            "lr": r.get("lr"),
+        }
+        for r in run.records
+    )
 
 
 def budgets_table(frontier: Frontier) -> str:
     """Accuracy for every budget."""
     rows = [
-        (
-            f"{100 * p.budget:g}", f"{100 * p.density:.2f}", f"{p.parameters:,}",
-            f"{p.macs:,.0f}", percent(p.accuracy),
-        )
+        {
+            "budget, %": f"{100 * p.budget:g}",
+            "density, %": f"{100 * p.density:.2f}",
+            "parameters": f"{p.parameters:,}",
+            "multiply-adds": f"{p.macs:,.0f}",
+            "accuracy, %": _percent(p.accuracy),
+        }
         for p in sorted(frontier.points, key=lambda p: p.density)
-    ]  # fmt: skip
-    head = ("budget, %", "density, %", "parameters", "multiply-adds", "accuracy, %")
-    return table(head, rows, kind="numbers", caption=f"judged on the {frontier.judged_on} set")
+    ]
+    return table(rows, caption=f"judged on the {frontier.judged_on} set")
 
 
 def compacts_table(compacts: Sequence[CompactRecord]) -> str:
     """Compact networks, with sizes and latencies next to those of the dense one."""
-    batches = sorted({batch for c in compacts for batch, _, _ in c.latency})
-    rows = []
-    for c in compacts:
-        times = {batch: (dense, small) for batch, dense, small in c.latency}
-        cells = [
-            f"{times[b][1]:.3g} ({times[b][0] / times[b][1]:.2f}x)" if b in times else ""
-            for b in batches
-        ]
-        rows.append(
-            (
-                c.chosen, percent(c.accuracy), c.judged_on, f"{c.parameters:,}",
-                f"{c.dense_parameters / max(c.parameters, 1):.2f}x", f"{c.macs:,.0f}",
-                f"{c.dense_macs / max(c.macs, 1):.2f}x", f"{c.bytes / 1000:,.1f}", *cells,
-                "" if c.difference is None else f"{c.difference:.1e}",
-            )
-        )  # fmt: skip
-    head = (
-        "compact network", "accuracy, %", "judged on", "parameters", "fewer", "multiply-adds",
-        "fewer", "kB", *(f"ms, batch {b} (faster)" for b in batches), "difference",
-    )  # fmt: skip
+    rows = [
+        {
+            "compact network": c.chosen,
+            "accuracy, %": _percent(c.accuracy),
+            "judged on": c.judged_on,
+            "parameters": f"{c.parameters:,} ({c.dense_parameters / max(c.parameters, 1):.2f}x)",
+            "multiply-adds": f"{c.macs:,.0f} ({c.dense_macs / max(c.macs, 1):.2f}x)",
+            "kB": f"{c.bytes / 1000:,.1f}",
+            **{f"ms, batch {n}": f"{ms:.3g} ({dense / ms:.2f}x)" for n, dense, ms in c.latency},
+            "difference": None if c.difference is None else f"{c.difference:.1e}",
+        }
+        for c in compacts
+    ]
     return table(
-        head,
         rows,
-        kind="numbers",
-        caption="difference: the largest of the outputs to those of the masked network, relative",
+        caption="(times fewer or faster than the dense network); difference: the largest of the "
+        "outputs to those of the masked network, relative",
     )
 
 
 def config_table(runs: Sequence[RunData]) -> str:
     """Every number of the configurations; those in which runs differ are marked, and first."""
-    rows = [
-        ("differs: " + name if len(set(values)) > 1 else name, *values)
-        for name, *values in _beside([run.config for run in runs])
-    ]
-    rows.sort(key=lambda row: not row[0].startswith("differs: "))
-    return table(("option", *(run.name for run in runs)), rows)
+    rows = _beside(runs, [run.config for run in runs])
+    for row in rows:
+        name, *values = row.values()
+        if len(set(values)) > 1 or len(values) < len(runs):
+            row["option"] = f"differs: {name}"
+    return table(sorted(rows, key=lambda row: "differs: " not in row["option"]), kind="")
 
 
 def environment_table(runs: Sequence[RunData]) -> str:
     """What the runs were made on."""
-    rows = _beside([{k: v for k, v in r.environment.items() if k != "command"} for r in runs])
-    if not rows:
+    facts = [{k: v for k, v in run.environment.items() if k != "command"} for run in runs]
+    if not any(facts):
         return f"<p>The run directory has no {ENVIRONMENT}.</p>"
-    return table(("", *(run.name for run in runs)), rows)
+    return table(_beside(runs, facts), kind="")
 
 
-def _beside(values: Iterable[dict[str, Any]]) -> list[tuple[str, ...]]:
-    """Rows of a name and what it is in each."""
-    flat = [dict(_flat(one)) for one in values]
-    names = dict.fromkeys(name for one in flat for name in one)
-    return [(name, *(one.get(name, "") for one in flat)) for name in names]
+def _beside(runs: Sequence[RunData], values: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
+    """A row for each name: what it is in each run."""
+    rows: dict[str, dict[str, str]] = {}
+    for run, one in zip(runs, values, strict=True):
+        for name, text in _flat(one):
+            rows.setdefault(name, {"option": name})[run.name] = text
+    return list(rows.values())
 
 
 def _flat(values: dict[str, Any], start: str = "") -> Iterable[tuple[str, str]]:
@@ -166,7 +161,8 @@ def commands(run: RunData) -> str:
         lines.append(f"{shlex.join(map(str, recorded))}    # as it was given")
     if run.fixed_mask is None:  # a subnetwork also needs the mask and weights it was given
         # Neither "." nor a link has the run's name, and so not its parent either.
-        folder = run.folder if run.folder.name == run.name else run.folder.resolve()
+        whole = run.folder.resolve()
+        folder = run.folder if run.folder.name == whole.name else whole
         options = [str(folder / CONFIG), "--runs", str(folder.parent)]
         lines.append(f"dessilbi train {shlex.join(options)}    # the same, from its configuration")
     return f"<pre>{escape(chr(10).join(lines))}</pre>" if lines else ""
@@ -178,13 +174,6 @@ def paper_table(runs: Sequence[RunData]) -> str:
         from dessilbi.report.published import compare
     except ImportError:  # a package without the paper's room
         return ""
-    rows = [(run.name, *row) for run in runs for row in compare(run)]
-    if not rows:
-        return ""
+    rows = [{"run": run.name} | row for run in runs for row in compare(run)]
     caption = "one run each; the paper trains 100 epochs on MNIST and 160 or more on CIFAR-10"
-    head = ("run", "where in the paper", "what", "paper, %", "ours, %", "difference, points")
-    return table(head, rows, caption=caption)
-
-
-def _short(value: Any) -> str:
-    return "" if value is None else f"{value:.4g}"
+    return table(rows, caption=caption, kind="") if rows else ""

@@ -100,7 +100,6 @@ function aboutUnit(unit) {
   const seen = found.exact ? "entered at step" : "first weight seen at step";
   const entered = `${seen} ${p.entry[unit].toLocaleString("en")} (epoch ${p.entered[unit].toFixed(1)})`;
   const lines = [p.entry[unit] < 0 ? "never entered" : entered];
-  if (p.leaves[unit]) lines.push(`left again ${p.leaves[unit]} time${p.leaves[unit] > 1 ? "s" : ""}`);
   const inside = now("inside", unit);
   const where = inside === 255 ? "in the support" : inside ? `${percent(inside / 255, 0)} in the support` : "outside";
   lines.push(`epoch ${p.epochs[snapshot]}: ${where}`);

@@ -2,6 +2,7 @@
 //   needs          names in `state` that the picture depends on, by default the run
 //   shown          whether the chosen run has something to show
 //   choices        selections of the panel's own, [{name, label, options: [[value, text]]}]
+//   log, logFirst, zoom    whether an axis can be logarithmic, and is at first; words for a narrowed one
 //   draw, mark     the picture into `panel.body`; what the slider and the chosen filter add to it
 //   hit            what lies under the pointer: {title, lines, unit, layer, epoch}
 //   legend, readout    what it says beside the picture
@@ -11,7 +12,7 @@ class Panel {
     this.figure = figure;
     this.spec = spec;
     this.key = figure.dataset.key;
-    this.log = figure.dataset.log === "2";
+    this.log = Boolean(spec.logFirst);
     this.zoom = false;
     this.options = Object.fromEntries((spec.choices || []).map(({ name, options }) => [name, options[0][0]]));
     this.readout = element("p", { className: "readout" });
@@ -25,7 +26,7 @@ class Panel {
 
   tools() {
     const found = (this.spec.choices || []).map((choice) => this.choice(choice));
-    if (this.figure.dataset.log !== "0") found.push(this.box("log", "log axis"));
+    if (this.spec.log) found.push(this.box("log", "log axis"));
     if (this.spec.zoom) found.push(this.box("zoom", this.spec.zoom));
     return found;
   }
@@ -106,87 +107,72 @@ function chartAxis(panel, chart, name, lists) {
   return scale(floor === null ? low - room : Math.min(low, floor), high + room);
 }
 
-function drawSeries(one, scales, wide) {
-  const d = polyline(one.x, one.y, scales);
+function drawSeries(one, scales) {
+  const wide = report.runs.length > 1 && one.run === state.run;
   const mark = one.mark || (one.x.length === 1 ? "disc" : "");
   const points = mark && spots(one.x, one.y, scales);
-  return `<g style="color:var(--${one.colour})"><path class="line ${one.dash}${wide ? " wide" : ""}" d="${d}"/>
+  return `<g style="color:var(--${one.colour})"><path class="${one.dash}${wide ? " wide" : ""}" d="${polyline(one.x, one.y, scales)}"/>
     <path class="${mark} under" d="${points}"/><path class="${mark}" d="${points}"/></g>`;
 }
 
-function drawChart(panel, chart, series) {
-  const overEpochs = chart.xlabel === "epoch";
-  const x = overEpochs ? epochScale(report.epochs) : chartAxis(panel, chart, "x", series.map((one) => one.x));
-  const y = chartAxis(panel, chart, "y", series.map((one) => one.y));
-  const chosen = (one) => report.runs.length > 1 && one.run === state.run;
-  const markup = series.map((one) => drawSeries(one, { x, y }, chosen(one))).join("");
-  return Object.assign(makePlot(x, y, chart.xlabel, chart.ylabel, markup), { chart, series, overEpochs });
-}
-
-// Where the curves are at the chosen epoch; a run may have ended before.
-function markChart(plot) {
-  const { x, y, series, overEpochs, marks } = plot;
-  const epochs = (one) => (overEpochs ? one.x : one.epochs ?? []);
-  const found = series
-    .map((one) => [one, overEpochs ? one.x.indexOf(state.epoch) : epochs(one).findLastIndex((epoch) => epoch <= state.epoch)])
-    .filter(([one, i]) => i >= 0 && one.y[i] !== null && y(one.y[i]) >= 0)
-    .map(([one, i]) => dot(x(one.x[i]), y(one.y[i]), overEpochs ? `var(--${one.colour})` : "var(--ink)"));
-  marks.replaceChildren(...(overEpochs ? [cursor(x(state.epoch))] : []), ...found);
-}
-
-function valuesAt(series, epoch, unit, label = (one) => one.label) {
+function valuesAt(series, epoch, unit) {
   return series
     .filter((one) => (one.y[one.x.indexOf(epoch)] ?? null) !== null)
-    .map((one) => `${label(one)}: ${short(one.y[one.x.indexOf(epoch)])}${unit}`);
+    .map((one) => `${one.label}: ${short(one.y[one.x.indexOf(epoch)])}${unit}`);
 }
 
-function hitChart(panel, event) {
-  const plot = event.target.closest(".plot");
-  if (!plot) return null;
-  const { x, y, box } = pointer(event, plot);
-  if (plot.overEpochs) {
-    const away = (epoch) => Math.abs(epoch - plot.x.invert(x));
-    const epoch = report.epochs.reduce((a, b) => (away(b) < away(a) ? b : a));
-    const lines = valuesAt(plot.series, epoch, plot.chart.unit);
-    return lines.length ? { title: `epoch ${epoch}`, lines, epoch } : null;
-  }
+function nearestPoint(series, { x, y }, spot) {
   let [best, distance] = [null, 16];
-  for (const one of plot.series) {
+  for (const one of series) {
     one.x.forEach((value, i) => {
-      const gap = Math.hypot((plot.x(value) - x) * box.width, (plot.y(one.y[i]) - y) * box.height);
+      const gap = Math.hypot((x(value) - spot.x) * spot.box.width, (y(one.y[i]) - spot.y) * spot.box.height);
       if (gap < distance) [best, distance] = [{ title: one.label, lines: one.words[i], epoch: one.epochs?.[i] }, gap];
     });
   }
   return best;
 }
 
-function chartSpec({ charts, alternatives, of_a_run: ofARun }) {
-  const seriesOf = (chart) => chart.series.filter((one) => !ofARun || one.run === state.run);
+// One chart, or some to choose from.
+function chartSpec(charts) {
+  const [{ log, log_first: logFirst, zoom, readouts, xlabel }] = charts;
+  const overEpochs = xlabel === "epoch";
   return {
-    zoom: charts[0].zoom && `top ${charts[0].zoom} points`,
-    choices: alternatives ? [{ name: "which", label: "measure of size", options: charts.map((chart, i) => [i, chart.title]) }] : [],
-    shown: () => charts.some((chart) => seriesOf(chart).length),
+    log, logFirst,
+    zoom: zoom && `top ${zoom} points`,
+    choices: charts.length > 1 ? [{ name: "which", label: "measure of size", options: charts.map((chart, i) => [i, chart.xlabel.split(",")[0]]) }] : [],
     draw(panel) {
-      const found = alternatives ? [charts[panel.options.which]] : charts;
-      panel.plots = found.map((chart) => drawChart(panel, chart, seriesOf(chart)));
-      panel.body.append(...panel.plots);
+      const chart = (panel.chart = charts[panel.options.which ?? 0]);
+      const axis = (name) => chartAxis(panel, chart, name, chart.series.map((one) => one[name]));
+      const scales = { x: overEpochs ? epochScale(report.epochs) : axis("x"), y: axis("y") };
+      const markup = chart.series.map((one) => drawSeries(one, scales)).join("");
+      panel.plot = makePlot(scales.x, scales.y, chart.xlabel, chart.ylabel, markup);
+      panel.body.append(panel.plot);
     },
-    mark: (panel) => panel.plots.forEach(markChart),
-    hit: hitChart,
-    legend(panel) {
-      const { series, overEpochs } = panel.plots[0];
-      if (panel.plots.length > 1 && series.length < 2) return []; // the titles say it
+    // Where the curves are at the chosen epoch; a run may have ended before.
+    mark({ chart, plot: { x, y, marks } }) {
+      const index = (one) => (overEpochs ? one.x.indexOf(state.epoch) : (one.epochs ?? []).findLastIndex((epoch) => epoch <= state.epoch));
+      const seen = chart.series.map((one) => [one, index(one)]).filter(([one, i]) => i >= 0 && one.y[i] !== null && y(one.y[i]) >= 0);
+      const dots = seen.map(([one, i]) => dot(x(one.x[i]), y(one.y[i]), `var(--${overEpochs ? one.colour : "ink"})`));
+      marks.replaceChildren(...(overEpochs ? [cursor(x(state.epoch))] : []), ...dots);
+    },
+    hit({ chart, plot }, event) {
+      const spot = pointer(event, plot);
+      if (!overEpochs) return nearestPoint(chart.series, plot, spot);
+      const away = (epoch) => Math.abs(epoch - plot.x.invert(spot.x));
+      const epoch = report.epochs.reduce((a, b) => (away(b) < away(a) ? b : a));
+      const lines = valuesAt(chart.series, epoch, chart.unit);
+      return lines.length ? { title: `epoch ${epoch}`, lines, epoch } : null;
+    },
+    legend({ chart: { series } }) {
       const found = series.map((one) => [one.label, one.mark && one.mark !== "dot" ? one.mark : one.dash, one.colour]);
-      return overEpochs ? found : [...found, ["the chosen epoch", "disc", "ink"]];
+      if (!overEpochs) return [...found, ["the chosen epoch", "disc", "ink"]];
+      return series.length > 1 ? found : [];
     },
-    readout(panel) {
-      if (charts[0].readouts) return charts[0].readouts[state.run];
+    readout({ chart: { series, unit } }) {
+      if (readouts) return readouts[state.run];
       const epoch = recordEpoch(run());
-      const found = panel.plots.flatMap(({ chart, series }) => {
-        const label = (one) => (panel.plots.length > 1 ? chart.title : one.label.replace(`${run().name}: `, ""));
-        return valuesAt(series.filter((one) => one.run === state.run), epoch, chart.unit, label);
-      });
-      return `Epoch ${epoch}: ${found.join(" · ") || "nothing was measured"}.`;
+      const values = valuesAt(series.filter((one) => one.run === null || one.run === state.run), epoch, unit);
+      return `Epoch ${epoch}: ${values.join(" · ").replaceAll(`${run().name}: `, "") || "nothing was measured"}.`;
     },
   };
 }

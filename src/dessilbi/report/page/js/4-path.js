@@ -44,6 +44,7 @@ function pathLines(plot, units, kind) {
 }
 
 const pathsSpec = {
+  log: true,
   needs: ["run", "layer"],
   shown: hasPath,
   choices: [{ name: "norm", label: "which norm", options: Object.entries(SYMBOLS).map(([name, symbol]) => [name, `norm of ${symbol}`]) }],
