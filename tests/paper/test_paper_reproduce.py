@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -75,10 +75,15 @@ def measuring(recipe: Recipe, measure: Callable[[RunDir], dict[str, float]]) -> 
     return found
 
 
+def smoke(recipe: Recipe, folder: Path, executor: Executor | None = None, **more: Any) -> Results:
+    options = RunOptions(runs=folder / more.pop("runs", "runs"))
+    executor = executor or Executor()
+    return reproduce(recipe, "smoke", executor, options, folder, threads=1, **more)
+
+
 def test_a_stopped_recipe_goes_on_and_a_partial_table_is_valid(tmp_path: Path) -> None:
-    options = RunOptions(runs=tmp_path / "runs")
     with pytest.raises(Interrupted):
-        reproduce(LAYERS, "smoke", StopsAfter(left=1), options, tmp_path, seeds=2, threads=1)
+        smoke(LAYERS, tmp_path, StopsAfter(left=1), seeds=2)
     file = results_file(tmp_path, "layers-lenet-3", "smoke")
     partial = Results.load(file, "layers-lenet-3", "smoke")
     assert (partial.done, partial.planned) == (1, 2)
@@ -87,7 +92,7 @@ def test_a_stopped_recipe_goes_on_and_a_partial_table_is_valid(tmp_path: Path) -
     assert "| 1 |" in table.markdown()
 
     counting = StopsAfter(left=1)
-    whole = reproduce(LAYERS, "smoke", counting, options, tmp_path, seeds=2, threads=1)
+    whole = smoke(LAYERS, tmp_path, counting, seeds=2)
     assert counting.left == 0, "only the second seed was run"
     assert whole.done == 2
     (table,) = LAYERS.tables(whole)
@@ -102,9 +107,7 @@ def test_a_run_that_cannot_be_measured_is_reported_and_the_others_stay(tmp_path:
             raise OSError(f"cannot read {run.path}")
         return {"density": 0.5, "densities": {}}
 
-    broken = measuring(LAYERS, measure)
-    options = RunOptions(runs=tmp_path / "runs")
-    found = reproduce(broken, "smoke", Executor(), options, tmp_path, seeds=2, threads=1)
+    found = smoke(measuring(LAYERS, measure), tmp_path, seeds=2)
     first, second = found.records.values()
     assert first.status == "failed"
     assert str(tmp_path) not in first.message
@@ -113,10 +116,8 @@ def test_a_run_that_cannot_be_measured_is_reported_and_the_others_stay(tmp_path:
 
 def test_results_stand_for_runs_whose_directories_are_gone(tmp_path: Path) -> None:
     tuned = RECIPES["finetune-lenet-3"]
-    first, second = RunOptions(runs=tmp_path / "first"), RunOptions(runs=tmp_path / "second")
-    whole = reproduce(tuned, "smoke", Executor(), first, tmp_path, threads=1)
-    none = StopsAfter(left=0)
-    again = reproduce(tuned, "smoke", none, second, tmp_path, threads=1, reuse=True)
+    whole = smoke(tuned, tmp_path, runs="first")
+    again = smoke(tuned, tmp_path, StopsAfter(left=0), runs="second", reuse=True)
     assert again.records == whole.records
 
     jobs = tuned.jobs("smoke", None)
@@ -135,27 +136,21 @@ def test_results_stand_for_runs_whose_directories_are_gone(tmp_path: Path) -> No
 
 
 def test_a_part_of_a_recipe_can_be_run_alone(tmp_path: Path) -> None:
-    options = RunOptions(runs=tmp_path / "runs")
-    found = reproduce(
-        LAYERS, "smoke", Executor(), options, tmp_path, seeds=3, threads=1, only="seed=1"
-    )
+    found = smoke(LAYERS, tmp_path, seeds=3, only="seed=1")
     assert list(found.records) == ["lenet-3/DessiLBI/seed=1"]
     assert found.planned == 3
     with pytest.raises(
         ValueError, match="no run of layers-lenet-3 contains 'vgg'; they are: lenet-3"
     ):
-        reproduce(LAYERS, "smoke", Executor(), options, tmp_path, only="vgg")
+        smoke(LAYERS, tmp_path, only="vgg")
 
 
 def test_a_run_that_is_made_again_takes_the_place_of_the_published_one(tmp_path: Path) -> None:
-    published = reproduce(
-        LAYERS, "smoke", Executor(), RunOptions(runs=tmp_path / "a"), tmp_path, threads=1
-    )
+    published = smoke(LAYERS, tmp_path, runs="a")
     (key,) = published.records
     published.records[key].values["density"] = -1.0
     published.save(results_file(tmp_path, LAYERS.name, "smoke"))
-    options = RunOptions(runs=tmp_path / "b")
-    mine = reproduce(LAYERS, "smoke", Executor(), options, tmp_path, threads=1)
+    mine = smoke(LAYERS, tmp_path, runs="b")
     assert mine.records[key].values["density"] >= 0
 
 
@@ -168,30 +163,29 @@ def test_a_run_that_fails_when_it_is_made_again_keeps_its_result(tmp_path: Path)
         name = job.config.run_name if isinstance(job.config, Config) else "made-later"
         published.records[job.key] = Record(dict(job.labels), "done", {"accuracy": 98.0}, name)
     published.save(file)
-    options, failed = RunOptions(runs=tmp_path / "gone"), list[str]()
-    found = reproduce(tuned, "smoke", Fails(), options, tmp_path, failed=failed.append)
+    failed: list[str] = []
+    found = smoke(tuned, tmp_path, Fails(), failed=failed.append)
     assert found.records == published.records
     assert sorted(failed) == sorted(job.key for job in jobs), "failed and skipped"
     assert Results.load(file, tuned.name, "smoke").records == published.records
 
     published.records[jobs[0].key].run = "of-other-settings"
     published.save(file)
-    found = reproduce(tuned, "smoke", Fails(), options, tmp_path)
+    found = smoke(tuned, tmp_path, Fails())
     assert {k for k, r in found.records.items() if r.status != "done"} == {jobs[0].key}
 
 
 def test_two_processes_that_run_parts_of_a_recipe_keep_each_others_results(tmp_path: Path) -> None:
-    options = RunOptions(runs=tmp_path / "runs")
     asked: list[int] = []
 
     def measure(run: RunDir) -> dict[str, float]:
         asked.append(run.config().seed)
         if asked == [0]:  # while the first process is at work, another one runs and ends
-            reproduce(part, "smoke", Executor(), options, tmp_path, seeds=2, only="seed=1")
+            smoke(part, tmp_path, seeds=2, only="seed=1")
         return {"density": 0.5}
 
     part = measuring(LAYERS, measure)
-    found = reproduce(part, "smoke", Executor(), options, tmp_path, seeds=2, only="seed=0")
+    found = smoke(part, tmp_path, seeds=2, only="seed=0")
     assert asked == [0, 1]
     assert found.done == 2
     assert Results.load(results_file(tmp_path, part.name, "smoke"), part.name, "smoke") == found
@@ -317,8 +311,7 @@ def test_a_cluster_gets_its_settings(tmp_path: Path) -> None:
 
 
 def test_docs_are_filled_from_results_and_say_what_was_not_run(tmp_path: Path) -> None:
-    options = RunOptions(runs=tmp_path / "runs")
-    reproduce(LAYERS, "smoke", Executor(), options, tmp_path, threads=1)
+    smoke(LAYERS, tmp_path)
     docs = tmp_path / "docs.md"
     docs.write_text(
         "before\n<!-- results: layers-lenet-3-smoke -->old<!-- end of results -->\nbetween\n"

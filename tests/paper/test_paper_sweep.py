@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import multiprocessing
 import os
-import pickle
 import signal
 import sys
 import time
@@ -16,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dessilbi.lab.run.config import Config, ConfigError, OptimizerConfig
-from dessilbi.lab.run.directory import Busy, RunDir, RunError
+from dessilbi.lab.run.directory import Busy, RunDir
 from dessilbi.lab.run.options import RunOptions
 from dessilbi.lab.training.errors import Interrupted
-from dessilbi.lab.training.loop import train
 from dessilbi.paper.executors import (
     BUSY,
     DONE,
@@ -166,20 +164,6 @@ def test_what_was_finished_is_settled_before_anything_is_started() -> None:
     assert lines[:2] == ["[1/3] done c: was finished before", "started a"]
 
 
-def test_a_diverging_run_is_reported_with_its_reason(tmp_path: Path) -> None:
-    jobs = [Job(key="broken", config=BROKEN), Job(key="good", config=QUICK)]
-    found = Sweep(jobs, Executor(), RunOptions(runs=tmp_path)).run()
-    assert found["broken"].status == "failed"
-    assert "TrainingError" in found["broken"].message
-    assert "not finite" in found["broken"].message
-    assert found["good"].status == "done"
-
-
-def test_a_specification_survives_being_sent_to_another_process(tmp_path: Path) -> None:
-    spec = JobSpec(QUICK, RunOptions(runs=tmp_path, data_dir=tmp_path), train, threads=2)
-    assert pickle.loads(pickle.dumps(spec)) == spec
-
-
 def test_a_held_run_is_busy(tmp_path: Path) -> None:
     run = RunDir.of(QUICK, tmp_path)
     with run.lock():
@@ -196,26 +180,29 @@ def test_a_run_that_cannot_begin_leaves_nothing(tmp_path: Path) -> None:
     assert list((tmp_path / "runs").iterdir()) == []
 
 
-def test_a_run_that_cannot_be_locked_fails_and_is_not_waited_for(tmp_path: Path) -> None:
-    run = RunDir.of(QUICK, tmp_path)
-    (run.path / ".lock").mkdir()  # refused as it would be without permission, to root as well
-    code, why = JobSpec(QUICK, RunOptions(runs=tmp_path))()
-    assert code == FAILED
-    assert f"cannot write {run.path}" in why
-    with pytest.raises(RunError):
-        held_elsewhere(run)
-
-
-def test_a_file_system_without_locks_is_a_failure_with_a_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        # Refused as it would be without permission, to root as well.
+        (lambda run, patch: (run.path / ".lock").mkdir(), "cannot write {run}"),
+        (
+            lambda run, patch: patch.setattr("dessilbi.lab.run.directory.fcntl.flock", no_locks),
+            "cannot be locked against other processes: No locks available; choose",
+        ),
+    ],
+)
+def test_a_run_that_cannot_be_locked_fails_and_is_not_waited_for(
+    spoil: Callable[..., None], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr("dessilbi.lab.run.directory.fcntl.flock", refuse)
-    code, why = JobSpec(QUICK, RunOptions(runs=tmp_path))()
+    run = RunDir.of(QUICK, tmp_path)
+    spoil(run, monkeypatch)
+    code, words = JobSpec(QUICK, RunOptions(runs=tmp_path))()
     assert code == FAILED
-    assert "cannot be locked against other processes: No locks available; choose" in why
+    assert why.format(run=run.path) in words
+
+
+def no_locks(*_: object) -> None:
+    raise OSError(errno.ENOLCK, "No locks available")
 
 
 def held_elsewhere(run: RunDir) -> bool:

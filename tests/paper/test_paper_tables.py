@@ -77,10 +77,6 @@ def test_latex_escapes_what_latex_would_read() -> None:
     assert text.count(r"\\") == len(TABLE.cells) + 1
 
 
-def test_a_table_writes_three_files(tmp_path: Path) -> None:
-    assert {f.suffix for f in TABLE.write(tmp_path / "new")} == {".md", ".csv", ".tex"}
-
-
 def test_figures_are_png_and_svg_with_labels_and_the_same_each_time(tmp_path: Path) -> None:
     panel = Panel("title", "accuracy, %", [Line("kappa=1", [[1, 2], [3, 4]])])
     png, svg = draw_panels([panel], tmp_path / "figure", "all")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from dessilbi.lab.run.config import Config, DataConfig, ScheduleConfig
 from dessilbi.paper.sweep import Job
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 Scale = Literal["smoke", "cpu", "paper"]
 SCALES: tuple[Scale, ...] = ("smoke", "cpu", "paper")
 
+ACCURACIES = ("accuracy", "sparse_accuracy", "recalibrated_accuracy")
 COLLAPSED = 20.0
 """Accuracy, in percent of ten classes, below which a run has not learned at all."""
 
@@ -49,6 +50,9 @@ class Setting:
 class Recipe(ABC):
     """A table or figure of the paper as one command."""
 
+    with_curves: ClassVar[bool] = False
+    """Whether the course of its runs is kept."""
+
     name: str
     what: str
     """What it reproduces, in a line."""
@@ -73,7 +77,8 @@ class Recipe(ABC):
 
     def measure(self, run: RunDir, job: Job, options: RunOptions) -> dict[str, Any]:
         """What of a finished run is kept in the results."""
-        return measure_training(run)
+        found = measure_training(run)
+        return found | {"curves": courses(run)} if self.with_curves else found
 
     def jobs(self, scale: Scale, seeds: int | None = None) -> list[Job]:
         """The runs of a scale: a seed of every setting before a second one.
@@ -111,7 +116,7 @@ def measure_training(run: RunDir) -> dict[str, Any]:
         "collapsed": best < COLLAPSED and run.config().data.name != "imagenet",
         "judged_on": last["judged_on"],
     }
-    for name in ("sparse_accuracy", "recalibrated_accuracy", "density"):
+    for name in (*ACCURACIES[1:], "density"):
         values = [r[name] for r in records if name in r]
         if values:
             found[name] = round(values[-1], 6)
@@ -122,25 +127,14 @@ def measure_training(run: RunDir) -> dict[str, Any]:
     return found
 
 
-CURVES = (
-    "train_loss",
-    "train_accuracy",
-    "accuracy",
-    "sparse_accuracy",
-    "recalibrated_accuracy",
-    "density",
-)
-
-
-def measure_curves(run: RunDir) -> dict[str, Any]:
-    """The same, with the course of training, an entry an epoch."""
+def courses(run: RunDir) -> dict[str, list[float]]:
+    """The course of training, an entry an epoch."""
     records = [r for r in run.records() if r["epoch"] > 0]
-    curves = {
+    return {
         name: [round(r[name], 4) for r in records]
-        for name in CURVES
+        for name in ("train_loss", "train_accuracy", *ACCURACIES, "density")
         if records and all(name in r for r in records)
     }
-    return measure_training(run) | {"curves": curves}
 
 
 def stand_in(trained: str, network: str) -> str:

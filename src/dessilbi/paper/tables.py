@@ -17,16 +17,8 @@ if TYPE_CHECKING:
     from dessilbi.paper.sweep import Label
 
 CSV_HEADER = (
-    "row",
-    "setting",
-    "mean",
-    "spread",
-    "seeds",
-    "collapsed",
-    "paper",
-    "paper_spread",
-    "difference",
-)
+    "row", "setting", "mean", "spread", "seeds", "collapsed", "paper", "paper_spread", "difference"
+)  # fmt: skip
 HEADER = ("", "setting", "ours", "seeds", "paper", "difference", "outside")
 LATEX = {"±": r"$\pm$", "\\": r"\textbackslash{}", "~": r"\textasciitilde{}"}
 LATEX |= {character: "\\" + character for character in "&%$#_{}"}

@@ -6,30 +6,20 @@ The seed decides the initialisation, so every setting of a round starts from the
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dessilbi.lab.run.config import ModelConfig
 from dessilbi.paper.competitors import COMPETITORS
 from dessilbi.paper.figures import Panel, draw_panels, lines_of
 from dessilbi.paper.published import EPOCHS, KAPPA, KAPPA_EPOCHS, NU, NU_EPOCHS
-from dessilbi.paper.recipe import (
-    CIFAR10,
-    Recipe,
-    Scale,
-    Setting,
-    measure_curves,
-    over_seeds,
-    stand_in,
-)
+from dessilbi.paper.recipe import CIFAR10, Recipe, Scale, Setting, over_seeds, stand_in
 from dessilbi.paper.tables import Cell, Table, cell
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dessilbi.lab.run.directory import RunDir
     from dessilbi.lab.run.options import RunOptions
     from dessilbi.paper.results import Results
-    from dessilbi.paper.sweep import Job
 
 
 @dataclass(frozen=True)
@@ -63,6 +53,8 @@ CURVES = {
 
 class Ablation(Recipe):
     """Every value of kappa or nu and SGD, each network; lr = kappa * alpha = 0.1 throughout."""
+
+    with_curves = True
 
     def settings(self, scale: Scale) -> list[Setting]:
         """As the columns of the paper's table say."""
@@ -131,7 +123,3 @@ class Ablation(Recipe):
             file, title = out / f"{self.name}-{network}", f"{shown}; {over_seeds(results)}"
             files += draw_panels(panels, file, title, columns=3)
         return files
-
-    def measure(self, run: RunDir, job: Job, options: RunOptions) -> dict[str, Any]:
-        """With the course of training."""
-        return measure_curves(run)

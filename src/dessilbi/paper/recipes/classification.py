@@ -13,7 +13,7 @@ from dessilbi.lab.run.config import Config, DataConfig, ModelConfig, ScheduleCon
 from dessilbi.lab.training.build import load_data
 from dessilbi.paper.competitors import COMPETITORS
 from dessilbi.paper.published import CLASSIFICATION, IMAGENET
-from dessilbi.paper.recipe import Recipe, Scale, Setting, measure_training
+from dessilbi.paper.recipe import Recipe, Scale, Setting
 from dessilbi.paper.tables import Table, cell
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class Classification(Recipe):
 
     def measure(self, run: RunDir, job: Job, options: RunOptions) -> dict[str, Any]:
         """As usual, and for ImageNet the share of images whose class is among the first five."""
-        found = measure_training(run)
+        found = super().measure(run, job, options)
         if run.config().data.name != "imagenet":
             return found
         data = load_data(run.config(), options.data_dir, options.download)

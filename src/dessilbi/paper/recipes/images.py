@@ -20,7 +20,7 @@ from dessilbi.lab.run.files import CONFIG, checkpoint_name
 from dessilbi.lab.training.build import input_shape, load_data, network_without_data
 from dessilbi.paper.competitors import COMPETITORS
 from dessilbi.paper.figures import Images, Line, Panel, draw_images, draw_panels, lines_of
-from dessilbi.paper.recipe import FEWER, Recipe, Scale, Setting, measure_curves, measure_training
+from dessilbi.paper.recipe import FEWER, Recipe, Scale, Setting
 from dessilbi.paper.tables import Cell, Table, cell
 from dessilbi.paper.visual import by_norm, guided_gradients, maximised, min_max
 
@@ -121,7 +121,7 @@ class FilterPath(Recipe):
         for epoch in config.keep:
             weight = network_of(run, epoch).get_parameter(name).detach()
             norms.append([round(v, 4) for v in weight.flatten(1).norm(dim=1).tolist()])
-        found = measure_training(run) | {"norms": norms}
+        found = super().measure(run, job, options) | {"norms": norms}
         if config.optimizer.name == "dessilbi":
             support = open_path(run).support(config.epochs)[name]
             found["inside"] = support.flatten(1).any(1).nonzero().flatten().tolist()
@@ -203,6 +203,8 @@ FIRST_SNAKE, LAST_SNAKE = "n01728572", "n01756291"
 class GradientImages(Recipe):
     """SGD, and DessiLBI with kappa 1 and 10."""
 
+    with_curves = True
+
     @staticmethod
     def _epochs(scale: Scale) -> tuple[int, int, int]:
         """A third, two thirds and the end."""
@@ -258,10 +260,6 @@ class GradientImages(Recipe):
         ]
         title = "guided gradients of the first layer's filters, ordered by norm from the upper left"
         return files + draw_images(blocks, out / f"{self.name}-images", title)
-
-    def measure(self, run: RunDir, job: Job, options: RunOptions) -> dict[str, Any]:
-        """With the course of training."""
-        return measure_curves(run)
 
 
 def snake(config: Config, options: RunOptions) -> Tensor:

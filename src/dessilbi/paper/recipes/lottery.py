@@ -16,14 +16,7 @@ from dessilbi.paper import baselines
 from dessilbi.paper.baselines import SGD
 from dessilbi.paper.figures import Panel, draw_panels, lines_of
 from dessilbi.paper.published import LOTTERY
-from dessilbi.paper.recipe import (
-    CIFAR10,
-    Recipe,
-    Scale,
-    Setting,
-    measure_curves,
-    stand_in,
-)
+from dessilbi.paper.recipe import CIFAR10, Recipe, Scale, Setting, stand_in
 from dessilbi.paper.tables import Table, cell
 from dessilbi.path.names import weights_with_twin
 
@@ -110,6 +103,8 @@ class Lottery(Recipe):
     and the last zeroing takes them out of a network that used them.
     """
 
+    with_curves = True
+
     @property
     def panel(self) -> str:
         """The paper's setting."""
@@ -164,7 +159,7 @@ class Lottery(Recipe):
 
     def measure(self, run: RunDir, job: Job, options: RunOptions) -> dict[str, Any]:
         """As usual, with the density that all methods can be compared by."""
-        found = measure_curves(run)
+        found = super().measure(run, job, options)
         if job.labels["at"] == "dense":
             return found
         found.pop("curves")  # of the subnetworks only the end is shown
