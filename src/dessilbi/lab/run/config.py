@@ -94,7 +94,7 @@ class OptimizerConfig:
     nu: float | None = None
     """How loosely Gamma is coupled to the weights, in place of tau."""
     c: float | None = None
-    """Relative threshold: times the norm that a group begins with. 1 unless lambd is given."""
+    """Relative threshold: times the norm that a group begins with. 2 unless lambd is given."""
     lambd: float | None = None
     """Threshold that is the same for all groups, in place of c."""
     penalty: Literal["auto", "lasso", "group_lasso"] = "auto"

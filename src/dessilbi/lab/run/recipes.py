@@ -154,7 +154,7 @@ def char_gpt() -> Config:
         name="char-gpt",
         data=DataConfig(name="tinyshakespeare", context=64, images=2400),
         model=ModelConfig(name="char-gpt"),
-        optimizer=OptimizerConfig(base="adamw", lr=1e-3, weight_decay=0.1, tau=10.0, c=2.0),
+        optimizer=OptimizerConfig(base="adamw", lr=1e-3, weight_decay=0.1),
         schedule=ScheduleConfig(kind="cosine", warmup=0.5),
         epochs=10,  # of 200 steps
         batch_size=12,
