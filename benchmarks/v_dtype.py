@@ -48,9 +48,10 @@ def trained(
     opt.set_coupling_time(steps=steps, scheduler=schedule)
     (x, y), generator = train.tensors(), torch.Generator().manual_seed(order)
     for _ in range(EPOCHS):
-        for batch in torch.randperm(len(x), generator=generator).split(BATCH)[: steps // EPOCHS]:
+        order_now = torch.randperm(len(x), generator=generator)[: steps // EPOCHS * BATCH]
+        for batch in order_now.view(-1, BATCH):
             opt.zero_grad()
-            nn.functional.cross_entropy(model(x[batch]), y[batch]).backward()
+            torch.autograd.backward(nn.functional.cross_entropy(model(x[batch]), y[batch]))
             opt.step()
             schedule.step()
 
