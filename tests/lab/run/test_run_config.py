@@ -130,6 +130,8 @@ def test_the_hash_changes_with_every_number() -> None:
         replace(config, epochs=11),
         replace(config, keep=(0,)),
         replace(config, dtype="float64"),
+        replace(config, precision="bf16"),
+        replace(config, compile=True),
         replace(config, data=DataConfig(validation=1)),
         replace(config, model=ModelConfig(name="lenet-5")),
         replace(config, optimizer=OptimizerConfig(lr=0.1 + 1e-9)),
@@ -137,6 +139,24 @@ def test_the_hash_changes_with_every_number() -> None:
     ]
     assert len({c.hash for c in [config, *others]}) == 1 + len(others)
     assert config.run_name == f"run-{config.hash}"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "name"),
+    [
+        ("digits", "digits-795e1bea"),
+        ("lenet-5-mnist", "lenet-5-mnist-4cd55b1f"),
+        ("vgg-16-cifar10", "vgg-16-cifar10-d89284cb"),
+        ("vgg-4-cifar10-nested", "vgg-4-cifar10-nested-3f64bea8"),
+        ("char-gpt", "char-gpt-4703becd"),
+    ],
+)
+def test_runs_made_before_an_option_was_added_are_found(recipe: str, name: str) -> None:
+    """Names as they were, and a config.json that does not know the options that came later."""
+    assert RECIPES[recipe]().run_name == name
+    tree = json.loads(to_json(RECIPES[recipe]()))
+    del tree["precision"], tree["compile"]
+    assert from_json(json.dumps(tree)) == RECIPES[recipe]()
 
 
 def test_the_method_names_the_run() -> None:

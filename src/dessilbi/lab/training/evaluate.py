@@ -143,10 +143,12 @@ def measure(t: Training) -> EpochRecord:
         [t.progress.loss, t.progress.correct, t.progress.labels], t.device
     )
     trained = Score(loss, int(correct), int(labels))
+    with t.precision.autocast():
+        evaluated = evaluate_epoch(t.model, t.optimizer, t.evaluated, t.data.train)
     found = {
         "epoch": t.progress.epoch + 1,
         "judged_on": t.evaluated_on,
-        **evaluate_epoch(t.model, t.optimizer, t.evaluated, t.data.train),
+        **evaluated,
         "lr": t.optimizer.param_groups[0]["lr"],
         "train_loss": trained.mean_loss,
         "train_accuracy": trained.accuracy,
