@@ -132,6 +132,12 @@ def test_the_hash_changes_with_every_number() -> None:
         replace(config, dtype="float64"),
         replace(config, precision="bf16"),
         replace(config, compile=True),
+        replace(config, label_smoothing=0.1),
+        replace(config, test_flips=True),
+        replace(config, data=DataConfig(shift=2)),
+        replace(config, data=DataConfig(flip="alternating")),
+        replace(config, schedule=ScheduleConfig(kind="linear")),
+        replace(config, schedule=ScheduleConfig(kind="linear", cooldown=3)),
         replace(config, data=DataConfig(validation=1)),
         replace(config, model=ModelConfig(name="lenet-5")),
         replace(config, optimizer=OptimizerConfig(lr=0.1 + 1e-9)),
@@ -155,7 +161,9 @@ def test_runs_made_before_an_option_was_added_are_found(recipe: str, name: str) 
     """Names as they were, and a config.json that does not know the options that came later."""
     assert RECIPES[recipe]().run_name == name
     tree = json.loads(to_json(RECIPES[recipe]()))
-    del tree["precision"], tree["compile"]
+    for option in ("precision", "compile", "label_smoothing", "test_flips"):
+        del tree[option]
+    del tree["data"]["shift"], tree["data"]["flip"], tree["schedule"]["cooldown"]
     assert from_json(json.dumps(tree)) == RECIPES[recipe]()
 
 

@@ -72,6 +72,10 @@ class Config:
     epochs: int = 10
     batch_size: int = 128
     """Images in a batch, all processes together."""
+    label_smoothing: float = field(default=0.0, metadata=LATER)
+    """Share of a label that is spread over all classes, in the loss that is trained."""
+    test_flips: bool = field(default=False, metadata=LATER)
+    """After the last epoch, also judge the mean of an image's logits and its mirror image's."""
     seed: int = 0
     dtype: Literal["float32", "float64"] = "float32"
     """Of weights, V and everything that is added up."""
@@ -96,6 +100,9 @@ class Config:
             f"batch_size must be >= 1, got {self.batch_size}": self.batch_size >= 1,
             f"precision={self.precision!r} is for dtype='float32', got {self.dtype!r}; "
             "set precision='full'": self.precision == "full" or self.dtype == "float32",
+            f"label_smoothing must lie in [0, 1), got {self.label_smoothing}": (
+                0 <= self.label_smoothing < 1
+            ),
             f"keep must lie in [0, {self.epochs}], got {self.keep}": all(
                 0 <= epoch <= self.epochs for epoch in self.keep
             ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 STRICT: dict[str, Any] = {"extra": "forbid"}  # unknown keys are refused
@@ -31,6 +31,10 @@ class DataConfig:
     augment: bool = True
     """Pad, crop and flip, for the sets where that is usual (cifar10, imagenet). Of a text, windows
     that begin anywhere."""
+    shift: int | None = field(default=None, metadata=LATER)
+    """Pixels that augmentation moves an image by at most; by default the set's (4 of cifar10)."""
+    flip: Literal["random", "alternating"] = field(default="random", metadata=LATER)
+    """How augmentation mirrors images: half of them at random, or each in every other epoch."""
     context: int = 64
     """Characters that a language model reads at once."""
 
@@ -103,7 +107,8 @@ class ScheduleConfig:
 
     __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
 
-    kind: Literal["constant", "step", "multistep", "cosine"] = "constant"
+    kind: Literal["constant", "step", "multistep", "cosine", "linear"] = "constant"
+    """linear falls to zero: with a warm-up it is a one-cycle, with a cooldown a trapezoid."""
     step_size: int = 30
     """Epochs between drops (step)."""
     milestones: tuple[int, ...] = ()
@@ -112,6 +117,8 @@ class ScheduleConfig:
     """Factor of a drop."""
     warmup: float = 0.0
     """Epochs over which the rate climbs linearly to its value, a little each step."""
+    cooldown: float | None = field(default=None, metadata=LATER)
+    """Last epochs, over which it falls (linear); by default all after the warm-up."""
 
 
 @dataclass(frozen=True, kw_only=True)

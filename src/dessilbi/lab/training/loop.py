@@ -130,7 +130,7 @@ def train_epoch(t: Training) -> None:
         # DDP averages over ranks; a rank's share of the global batch is its weight.
         share = len(y) * world.size / min(config.batch_size, _images_left(t))
         weight = (share if world.size > 1 else 1.0) * t.precision.gradient_factor
-        loss_of = partial(prediction_loss, labels=y)
+        loss_of = partial(prediction_loss, labels=y, label_smoothing=config.label_smoothing)
         with t.precision.autocast():
             logits, loss = t.method.backward(t.net, x, loss_of, weight)
         if t.device.type == "cpu":
