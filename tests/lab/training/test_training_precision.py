@@ -16,14 +16,17 @@ from torch.nn.functional import cross_entropy
 from dessilbi import Mask, project
 from dessilbi.lab.data import batches
 from dessilbi.lab.run.config import Config, ConfigError, OptimizerConfig, ScheduleConfig
+from dessilbi.lab.run.directory import RunDir
 from dessilbi.lab.run.files import INIT, LAST
 from dessilbi.lab.run.methods import GradualPruning, NestedWeights, NestedWidths
 from dessilbi.lab.run.options import RunOptions
 from dessilbi.lab.training.build import load_data, network_without_data
+from dessilbi.lab.training.distributed import World
 from dessilbi.lab.training.evaluate import evaluate, evaluate_recalibrated
 from dessilbi.lab.training.loop import train
 from dessilbi.lab.training.precision import Precision
 from dessilbi.lab.training.shared_batchnorm import SharedBatchNorm
+from dessilbi.lab.training.state import Training
 from lab_runs import (
     FILTERS,
     STEPS,
@@ -37,8 +40,6 @@ from lab_runs import (
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from dessilbi.lab.run.directory import RunDir
 
 BF16 = replace(FILTERS, precision="bf16")
 FP16 = replace(FILTERS, precision="fp16")
@@ -241,3 +242,6 @@ def test_what_cannot_be_is_refused_in_a_sentence(tmp_path: Path) -> None:
         replace(BF16, dtype="float64")
     with pytest.raises(ConfigError, match=r"steps of their own.*set precision='bf16'"):
         uninterrupted(replace(FP16, method=WIDTHS, optimizer=WITHOUT_FC), tmp_path)
+    compiled = replace(FILTERS, compile=True)
+    with pytest.raises(ConfigError, match=r"compile=True is for a single process, got 2; leave"):
+        Training.make(compiled, RunOptions(), RunDir(tmp_path), CPU, World(0, 2), None)

@@ -94,18 +94,12 @@ class Training:
         optimizer = make_optimizer(
             model, config.optimizer, data.shape, total_factor=run_factor(config, steps_per_epoch)
         )
+        net = _compiled(model, device, world) if config.compile else model
         if world.size > 1:
             # Statistics over the global batch, as one process would take them.
             model = share_batchnorm(model, device)
-        net = model
-        if config.compile:
-            if device.type == "cpu" and not kernel_builds():
-                raise ConfigError("compile=True needs a C++ compiler, and none works here")
-            # Code for each size of a batch, whichever sizes came before: as after a resume.
-            net = cast("nn.Module", torch.compile(model, dynamic=False))
-        if world.size > 1:
             net = DistributedDataParallel(
-                net, device_ids=[device] if device.type == "cuda" else None
+                model, device_ids=[device] if device.type == "cuda" else None
             )
         t = cls(
             config=config,
@@ -216,3 +210,15 @@ class Training:
         epoch = step // self.steps_per_epoch + 1
         found = not_finite(what, self.model, self.optimizer, step, epoch)
         raise TrainingError(f"{found} The last good checkpoint is kept in {self.run.path / LAST}")
+
+
+def _compiled(model: nn.Module, device: torch.device, world: World) -> nn.Module:
+    """The model compiled, in what it does with a batch; its weights are shared."""
+    if world.size > 1:
+        raise ConfigError(
+            f"compile=True is for a single process, got {world.size}; leave out --compile"
+        )
+    if device.type == "cpu" and not kernel_builds():
+        raise ConfigError("compile=True needs a C++ compiler, and none works here")
+    # Code for each size of a batch, whichever sizes came before: as after a resume.
+    return cast("nn.Module", torch.compile(model, dynamic=False))
