@@ -34,6 +34,7 @@ RESNET_20 = Config(
     optimizer=OptimizerConfig(momentum=0.9, weight_decay=1e-4),
     schedule=ScheduleConfig(kind="cosine"),
     epochs=10,
+    precision="bf16",
 )
 NETWORKS = {
     "digits-net": digits(),
