@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dessilbi.cli import main
-from dessilbi.cli.reproduce import ReproduceCommand, executor_of, parameters, threads_of
+from dessilbi.cli.reproduce import ReproduceCommand, executor_of, threads_of
 from dessilbi.lab.run.config import Config
 from dessilbi.lab.run.options import RunOptions
 from dessilbi.lab.training.errors import Interrupted
 from dessilbi.paper.executors import (
     FAILED,
     INTERRUPTED,
-    Cluster,
     Ending,
     Executor,
     JobSpec,
@@ -250,7 +249,7 @@ def test_the_command_runs_and_makes_tables_again_without_running(
     again = capsys.readouterr().out
     assert "started" not in again
     assert again.split("**")[-1] == first.split("**")[-1]
-    assert (tmp_path / "results" / "layers-lenet-3-smoke" / "layers-lenet-3.tex").is_file()
+    assert (tmp_path / "results" / "layers-lenet-3-smoke" / "layers-lenet-3.md").is_file()
 
 
 @pytest.mark.parametrize(
@@ -262,7 +261,6 @@ def test_the_command_runs_and_makes_tables_again_without_running(
         (["reproduce", "cost", "--seeds", "0"], "seeds must be >= 1, got 0"),
         (["reproduce", "cost", "--jobs", "-1"], "jobs must be >= 0, got -1"),
         (["reproduce", "cost", "--threads", "0"], "threads must be >= 1, got 0"),
-        (["reproduce", "cost", "--slurm", "a=1"], "--slurm is for --on slurm"),
     ],
 )
 def test_mistakes_are_one_clear_line(
@@ -285,26 +283,6 @@ def test_where_runs_happen(tmp_path: Path) -> None:
     assert executor.width == 2
     assert threads_of(replace(two, threads=3)) == 3
     assert (threads_of(two) or 0) >= 1
-
-
-def test_a_cluster_gets_its_settings(tmp_path: Path) -> None:
-    pytest.importorskip("submitit")
-    assert parameters(("slurm_partition=gpu", "timeout_min=60")) == {
-        "slurm_partition": "gpu",
-        "timeout_min": 60,
-    }
-    with pytest.raises(ValueError, match="--slurm must be NAME=VALUE, got 'gpu'"):
-        parameters(("gpu",))
-    command = ReproduceCommand(
-        scale="cpu",
-        jobs=3,
-        on="submitit-local",
-        slurm=("timeout_min=9",),
-        options=RunOptions(runs=tmp_path),
-    )
-    executor = executor_of(command)
-    assert isinstance(executor, Cluster)
-    assert (executor.width, executor.kind) == (3, "local")
 
 
 # ---------------------------------------------------------------------- the docs

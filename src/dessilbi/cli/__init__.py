@@ -36,7 +36,6 @@ _EXTRAS = {
     "compact": ("onnx", "onnxscript", "onnxruntime", "scipy"),
     "report": ("matplotlib",),
     "imagenet": ("torchvision",),
-    "cluster": ("submitit",),
 }
 """Modules that each extra of the package brings."""
 

@@ -12,7 +12,6 @@ from dessilbi.cli.train import TrainCommand, competitor, run_to_the_end
 from dessilbi.lab.analysis.choice import Choice, Retrain, settled_epoch
 from dessilbi.lab.run.directory import RunDir
 from dessilbi.lab.run.options import RunOptions
-from dessilbi.lab.training.terminal import plain_console
 
 if TYPE_CHECKING:
     from dessilbi.path import SolutionPath
@@ -54,20 +53,23 @@ class SubnetCommand:
 def path(arguments: list[str]) -> None:
     """``dessilbi path RUN``."""
     command = tyro.cli(PathCommand, prog="dessilbi path", args=arguments)
-    run = RunDir.open(command.run)
+    print_path(RunDir.open(command.run))
+
+
+def print_path(run: RunDir) -> None:
+    """Print a line an epoch, and a line a layer."""
     from dessilbi.lab.analysis.subnetworks import open_path
     from dessilbi.lab.data.text import is_text
 
     found = open_path(run)
-    console = plain_console()
     records = {record["epoch"]: record for record in run.records()}
     columns = {"accuracy": "dense", "sparse_accuracy": "sparse", "recalibrated_accuracy": "recal."}
     digits = 2
     if is_text(run.config().data.name):
-        console.print("dense and sparse: loss on held-out text, in nats a character")
+        print("dense and sparse: loss on held-out text, in nats a character")
         columns, digits = {"loss": "dense", "sparse_loss": "sparse"}, 4
     heads = "".join(f"{head:>8}" for head in columns.values())
-    console.print(f"{'epoch':>6}{'density':>9}{heads}{'gap':>9}")
+    print(f"{'epoch':>6}{'density':>9}{heads}{'gap':>9}")
     settled = settled_epoch(found, run.config().stop)
     for epoch in found.epochs:
         record = records.get(epoch, {})
@@ -75,8 +77,8 @@ def path(arguments: list[str]) -> None:
             f"{record[name]:8.{digits}f}" if name in record else f"{'-':>8}" for name in columns
         )
         mark = "   settled" if epoch == settled else ""
-        console.print(f"{epoch:6}{found.density(epoch):9.4f}{cells}{found.gap(epoch):9.3f}{mark}")
-    console.print(_entries(found), soft_wrap=True)
+        print(f"{epoch:6}{found.density(epoch):9.4f}{cells}{found.gap(epoch):9.3f}{mark}")
+    print(_entries(found))
 
 
 def _entries(found: SolutionPath) -> str:
@@ -116,10 +118,9 @@ def subnet(arguments: list[str]) -> None:
         return
     first = run.records()[0]
     assert config.start is not None
-    plain_console().print(
+    print(
         f"{config.start.mask}: {first['density']:.2%} of the weights, values of "
         f"{config.start.weights}; before training {first['accuracy']:.2f} %, "
         f"{first['recalibrated_accuracy']:.2f} % with BatchNorm recalibrated, "
         f"loss {first['loss']:.4f}",
-        soft_wrap=True,
     )

@@ -149,10 +149,16 @@ def demo(arguments: list[str]) -> None:
     options = RunOptions(runs=command.runs)
     run = run_to_the_end(TrainCommand(config=RECIPES["digits"](), options=options))
 
-    from dessilbi.cli.demo import print_story
-    from dessilbi.lab.training.terminal import plain_console
+    from dessilbi.cli.subnet import print_path
 
-    print_story(run, plain_console())
+    print_path(run)
+    *_, last = records = run.records()
+    near = next((r for r in records if r["recalibrated_accuracy"] >= last["accuracy"] - 1), last)
+    print(
+        f"\nAt epoch {near['epoch']} the support of Gamma holds {near['density']:.0%} of the "
+        f"weights and scores {near['recalibrated_accuracy']:.1f} % without retraining; the dense "
+        f"network ends at {last['accuracy']:.1f} %.\nTo look at it: dessilbi report {run.path}"
+    )
 
 
 _UNITS = {"density": "weights", "groups": "groups", "macs": "multiply-adds"}

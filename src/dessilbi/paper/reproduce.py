@@ -160,8 +160,8 @@ def _environment(run: RunDir) -> dict[str, Any]:
 
 
 def publish(recipe: Recipe, results: Results, out: Path, options: RunOptions) -> list[Path]:
-    """Write tables (Markdown, CSV, LaTeX) and figures (PNG, SVG) of what is there so far."""
-    files = [file for table in recipe.tables(results) for file in table.write(out)]
+    """Write tables (Markdown) and figures (PNG, SVG) of what is there so far."""
+    files = [table.write(out) for table in recipe.tables(results)]
     try:
         return files + recipe.draw(results, out, options)
     except ModuleNotFoundError as error:

@@ -21,7 +21,7 @@ from dessilbi.lab.run.options import RunOptions
 from dessilbi.lab.training.errors import Interrupted
 from dessilbi.lab.training.loop import train
 from dessilbi.lab.training.stop_request import StopRequest
-from dessilbi.paper.executors import BUSY, DONE, INTERRUPTED, PREEMPTED, JobSpec
+from dessilbi.paper.executors import BUSY, DONE, INTERRUPTED, JobSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -195,15 +195,12 @@ class Sweep:
                 self._settle(one.job, Outcome("done", one.run, time.monotonic() - one.began))
             elif ending.code == INTERRUPTED:
                 raise Interrupted(STOPPED)
-            elif ending.code in (BUSY, PREEMPTED):  # for later, as if it had not been started
+            elif ending.code == BUSY:  # for later, as if it had not been started
                 self._attempts[key] -= 1
                 self._waiting.append(one.job)
-                if ending.code == PREEMPTED:
-                    self.log(f"{key}: was asked to end, and is saved; queued again")
-                elif key not in self._not_before:
+                if key not in self._not_before:
                     self.log(f"{key}: another process works on it; will look again")
-                if ending.code == BUSY:
-                    self._not_before[key] = time.monotonic() + BUSY_SECONDS
+                self._not_before[key] = time.monotonic() + BUSY_SECONDS
             else:
                 self._failed(one.job, ending.words)
             return True
