@@ -175,11 +175,6 @@ class Dataset:
     """Of a text its characters."""
     shape: tuple[int, ...]
     """(channels, height, width) of one image; of a text (characters of a window,)."""
-    mean: tuple[float, ...]
-    """Per-channel mean of the published training set, in [0, 1]."""
-    std: tuple[float, ...]
-    normalized: bool
-    """Whether batches are (value - mean) / std rather than in [0, 1]."""
     augmentation: Augmentation | None
     """The standard augmentation, to pass to :func:`batches`; None where there is none."""
     source: str
