@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import combinations
 from typing import TYPE_CHECKING, Any, Literal
 
 from dessilbi.path import SolutionPath
-from dessilbi.report.overlap import between_runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -21,8 +19,8 @@ class Series:
     """A curve, or loose points."""
 
     label: str
-    run: int | None
-    """Index of its run; ``None`` if it is of several."""
+    run: int
+    """Index of its run."""
     x: Sequence[float]
     y: Sequence[float]
     colour: str
@@ -65,7 +63,6 @@ def charts_of(runs: Sequence[RunData]) -> dict[str, list[Chart]]:
         "augmented": [
             _of_paths(runs, "augmented loss L + ‖W − Γ‖² / 2ν", SolutionPath.augmented_loss)  # noqa: RUF001
         ],
-        "between": [_between(runs)],
     }
     return {key: charts for key, charts in found.items() if any(c.series for c in charts)}
 
@@ -205,16 +202,3 @@ def _of_paths(
         if found:
             series.append(Series(run.name, i, list(found), list(found.values()), run_colour(i)))
     return Chart(name, name, series, log="y", floor=0)
-
-
-def _between(runs: Sequence[RunData]) -> Chart:
-    """Overlap of supports between runs."""
-    series = []
-    for (i, a), (j, b) in combinations(enumerate(runs), 2):
-        if a.path is not None and b.path is not None:
-            shares = between_runs(a.path, b.path)
-            x, y = list(shares), [100 * share for share in shares.values()]
-            if x:
-                series.append(Series(f"{a.name} and {b.name}", None, x, y, run_colour(i + j)))
-    ylabel = "weights in both over weights in either, %"
-    return Chart("Support overlap between runs", ylabel, series, unit="\u00a0%", floor=0)

@@ -35,7 +35,7 @@ _MARKS = {"": "", "dot": ".", "disc": "o", "square": "s"}
 _MANY = 4000
 """Line segments, beyond which they become pixels in an SVG or PDF."""
 _SHOWN = 32
-"""Filters as images in a printed figure, and bars of a layer that are numbered."""
+"""Filters as images."""
 _ACROSS = 8
 
 
@@ -124,49 +124,6 @@ def entries(run: RunData) -> Figure:
     axes.grid(visible=False)
     axes.set_title("Who entered when")
     whole_epochs(axes)
-    return figure
-
-
-def next_to_enter(run: RunData, layer: str | None = None) -> Figure | None:
-    """||V_g|| over lambd at the last epoch, filter by filter; of tied ones the joint norm."""
-    path, filters, name = _of(run, layer)
-    rows = filters.rows(name)
-    ratio = filters.joint[-1, rows] / filters.threshold[rows]
-    if not np.isfinite(ratio).any():
-        return None
-    order = np.argsort(-ratio)
-    colours = np.where(filters.inside[-1, rows][order] > 0, INSIDE, OUTSIDE)
-    figure = new_figure(COLUMN, 2.4)
-    axes = figure.add_subplot()
-    axes.bar(np.arange(len(order)), ratio[order], color=list(colours), width=0.8)
-    axes.axhline(1, color="black", linewidth=0.8)
-    numbered = order if len(order) <= _SHOWN else order[:0]
-    axes.set_xticks(np.arange(len(numbered)), [str(i) for i in numbered], fontsize=5)
-    axes.grid(visible=False, axis="x")
-    axes.set_xlabel(f"{unit_word(path.layer(name))}s of {short(name)}, nearest first")
-    axes.set_ylabel("joint ||V|| / lambd" if name in filters.partners else "||V|| / lambd")
-    axes.set_title(f"Who is next, after epoch {path.epochs[-1]}")
-    return figure
-
-
-def densities(run: RunData) -> Figure | None:
-    """Density of every layer."""
-    found = run.last.get("densities")
-    if run.path is not None:
-        last = run.path.epochs[-1]
-        found = {layer.name: run.path.density(last, layer.name) for layer in run.path.layers}
-    if not isinstance(found, dict) or not found:
-        return None
-    figure = new_figure(COLUMN, 0.9 + 0.16 * len(found))
-    axes = figure.add_subplot()
-    heights = np.arange(len(found))
-    axes.barh(heights, [100 * float(v) for v in found.values()], color=INSIDE, height=0.65)
-    axes.set_yticks(heights, [short(str(name)) for name in found])
-    axes.invert_yaxis()
-    axes.set_xlim(0, 100)
-    axes.set_xlabel("density, % of the layer's weights")
-    axes.grid(visible=False, axis="y")
-    axes.set_title(f"Density by layer after epoch {run.done}")
     return figure
 
 

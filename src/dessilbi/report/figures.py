@@ -33,12 +33,10 @@ def make_figures(runs: Sequence[RunData], layer: str | None = None) -> dict[str,
     makers: dict[str, Callable[[], Figure | None]] = {
         key: partial(drawings.chart, charts[0]) for key, charts in charts_of(runs).items()
     }
-    makers["densities"] = lambda: drawings.densities(shown)
     if shown.path is not None:
         makers |= {
             "paths": lambda: drawings.paths(shown, layer),
             "entries": lambda: drawings.entries(shown),
-            "next": lambda: drawings.next_to_enter(shown, layer),
             "filters": lambda: drawings.filter_images(shown, layer),
             "overlap": lambda: drawings.overlap(shown),
         }

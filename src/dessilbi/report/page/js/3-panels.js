@@ -171,7 +171,7 @@ function chartSpec(charts) {
     readout({ chart: { series, unit } }) {
       if (readouts) return readouts[state.run];
       const epoch = recordEpoch(run());
-      const values = valuesAt(series.filter((one) => one.run === null || one.run === state.run), epoch, unit);
+      const values = valuesAt(series.filter((one) => one.run === state.run), epoch, unit);
       return `Epoch ${epoch}: ${values.join(" · ").replaceAll(`${run().name}: `, "") || "nothing was measured"}.`;
     },
   };
