@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ._hessian import Hessian
-from ._lanczos import lanczos, upper_bound
+from ._lanczos import Ends, lanczos, upper_bound
 from .smoothness import nonsmooth_parts
 
 if TYPE_CHECKING:
@@ -18,29 +18,15 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from ._hessian import Batch, LossFn
-    from ._lanczos import Ends
 
 
-@dataclass(frozen=True)
-class Curvature:
-    """Both ends of the Hessian's spectrum at one point."""
+@dataclass(frozen=True, kw_only=True)
+class Curvature(Ends):
+    """Both ends of the Hessian's spectrum at one point: its eigenvalues reach at least there."""
 
     label: str
-    largest: float
-    """Largest eigenvalue; the true one is not below."""
-    smallest: float
-    """Smallest eigenvalue; the true one is not above. Negative where the loss is not convex."""
-    residual: float
-    """``||H v - theta v||`` of the end that gives ``lip``: an eigenvalue lies this close to it."""
     upper: float
     """No eigenvalue is larger in absolute value, at the estimate's confidence."""
-    iterations: int
-    """Products H v that it took."""
-
-    @property
-    def lip(self) -> float:
-        """Largest absolute eigenvalue found."""
-        return max(abs(self.largest), abs(self.smallest))
 
 
 @dataclass(frozen=True)
@@ -59,7 +45,7 @@ class LipschitzEstimate:
     images: int
     weight_decay: float
     nonsmooth: tuple[str, ...]
-    """Parts whose derivative jumps: across a kink no Lipschitz constant holds."""
+    """Operations whose derivative jumps: across a kink no Lipschitz constant holds."""
     notes: tuple[str, ...]
     """How layers that behave differently in training were treated."""
 
@@ -154,7 +140,7 @@ class LipschitzTrack:
         )
         count = len(self._points) + 1
         if count == 1:
-            self._nonsmooth = nonsmooth_parts(self._model, hessian.loss())
+            self._nonsmooth = nonsmooth_parts(hessian.loss())
             self._size, self._images = hessian.size, hessian.images
         # A start of its own for each point: one unlucky draw must not spoil all of them.
         generator = torch.Generator().manual_seed(self._seed * 1_000_003 + count)
@@ -173,12 +159,9 @@ class LipschitzTrack:
             enough=enough,
         )
         point = Curvature(
+            **vars(ends),
             label=f"point {count - 1}" if label is None else label,
-            largest=ends.largest,
-            smallest=ends.smallest,
-            residual=ends.residual,
             upper=upper_bound(ends, hessian.size, failure),
-            iterations=ends.iterations,
         )
         self._points.append(point)
         return point
