@@ -200,7 +200,7 @@ def test_extras_hold_what_the_command_line_says() -> None:
 def test_only_an_extra_that_helps_is_suggested(
     dessilbi: Shell, monkeypatch: pytest.MonkeyPatch, module: str, said: str
 ) -> None:
-    def missing(_: list[str]) -> None:
+    def missing() -> None:
         raise ModuleNotFoundError(f"No module named {module!r}", name=module)
 
     monkeypatch.setattr("dessilbi.cli.subnet.path", missing)
@@ -211,11 +211,11 @@ def test_only_an_extra_that_helps_is_suggested(
 
 
 def test_a_closed_pipe_is_no_fault(dessilbi: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    def closed(_: list[str]) -> None:
+    def closed() -> None:
         raise BrokenPipeError(32, "Broken pipe")
 
     monkeypatch.setattr("dessilbi.cli.subnet.path", closed)
-    assert dessilbi("path", "run") == Said(1, "", "")
+    assert dessilbi("path") == Said(1, "", "")
 
 
 # ---------------------------------------------------------------------- training

@@ -6,10 +6,10 @@ import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
 
 import tyro
 
+from dessilbi.cli.options import Flat
 from dessilbi.lab.run.config import ConfigError
 from dessilbi.lab.run.options import RunOptions
 from dessilbi.paper.executors import Executor, Processes
@@ -21,10 +21,7 @@ from dessilbi.paper.results import Results
 
 @dataclass(frozen=True, kw_only=True)
 class ReproduceCommand:
-    """Run a table or figure of the paper; run it again to go on where it was stopped.
-
-    Results are kept in RESULTS/NAME-SCALE.json after every run, tables and figures beside it.
-    """
+    """What to reproduce, and how."""
 
     name: tyro.conf.Positional[str] = ""
     """Which one; --list shows all."""
@@ -44,16 +41,18 @@ class ReproduceCommand:
     """Run nothing: only make tables and figures of the results that are there."""
     results: Path | None = None
     """Folder of the results; ./results, and below --runs for the smoke scale."""
-    options: Annotated[RunOptions, tyro.conf.arg(name="")] = field(default_factory=RunOptions)
+    options: Flat[RunOptions] = field(default_factory=RunOptions)
     list: tyro.conf.FlagCreatePairsOff[bool] = False
     """Say what each recipe reproduces, and what it costs."""
     docs: Path | None = None
     """Put the tables of all results into this Markdown file, where comments mark their places."""
 
 
-def reproduce_command(arguments: list[str]) -> None:
-    """``dessilbi reproduce NAME [options]``."""
-    command = tyro.cli(ReproduceCommand, prog="dessilbi reproduce", args=arguments)
+def reproduce_command(command: Flat[ReproduceCommand]) -> None:
+    """Run a table or figure of the paper; run it again to go on where it was stopped.
+
+    Results are kept in RESULTS/NAME-SCALE.json after every run, tables and figures beside it.
+    """
     if command.list:
         print(_listing(), end="")
     elif command.docs is not None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import tyro
 
-from dessilbi.cli.options import DataOptions, set_threads
+from dessilbi.cli.options import DataOptions, Flat, set_threads
 from dessilbi.lab.run.config import Config, ConfigError
 from dessilbi.lab.run.directory import RunDir, RunError
 from dessilbi.lab.run.files import CONFIG
@@ -19,37 +19,34 @@ if TYPE_CHECKING:
     from dessilbi.theory import StepVerdict
 
 
-@dataclass(frozen=True, kw_only=True)
-class TheoryCommand:
+def theory(
+    what: tyro.conf.Positional[str],
+    data: Flat[DataOptions],
+    images: int = 2000,
+    iterations: int = 60,
+    seed: int | None = None,
+    runs: Path = Path("runs"),
+    device: str = "auto",
+) -> None:
     """Lip, the safe step, the paper's bound and the lr in use, with a verdict.
 
     For a run directory at its initial weights, the kept epochs and the last checkpoint; for a
     recipe or a config.json at the initial weights.
+
+    Args:
+        what: a run directory (or its name under --runs), a recipe, or a config.json.
+        data: where the data lies.
+        images: training images that the loss is taken over, chosen at random; not augmented.
+        iterations: most products with the Hessian at each point.
+        seed: chooses the images and the start of the iteration; for a recipe also the weights.
+        runs: folder of the run directories.
+        device: auto, cpu, cuda, cuda:1, ...
     """
-
-    what: tyro.conf.Positional[str]
-    """A run directory (or its name under --runs), a recipe, or a config.json."""
-    images: int = 2000
-    """Training images that the loss is taken over, chosen at random; not augmented."""
-    iterations: int = 60
-    """Most products with the Hessian at each point."""
-    seed: int | None = None
-    """Chooses the images and the start of the iteration; for a recipe also the weights."""
-    runs: Path = Path("runs")
-    """Folder of the run directories."""
-    device: str = "auto"
-    """auto, cpu, cuda, cuda:1, ..."""
-    data: Annotated[DataOptions, tyro.conf.arg(name="")] = field(default_factory=DataOptions)
-
-
-def theory(arguments: list[str]) -> None:
-    """``dessilbi theory RUN|RECIPE [options]``."""
-    command = tyro.cli(TheoryCommand, prog="dessilbi theory", args=arguments)
-    for name, value in (("images", command.images), ("iterations", command.iterations)):
+    for name, value in (("images", images), ("iterations", iterations)):
         if value < 1:
             raise ConfigError(f"{name} must be >= 1, got {value}")
-    set_threads(command.data.threads)
-    run, config = _find(command)
+    set_threads(data.threads)
+    run, config = _find(what, runs, seed)
     import dessilbi.paper.optimizers  # noqa: F401 - lets configurations name them
     from dessilbi.lab.analysis.theory import Study
     from dessilbi.lab.training.distributed import pick_device
@@ -57,12 +54,12 @@ def theory(arguments: list[str]) -> None:
     study = Study(
         config,
         run,
-        images=command.images,
-        iterations=command.iterations,
-        seed=command.seed,
-        data_dir=command.data.data_dir,
-        download=command.data.download,
-        device=pick_device(command.device),
+        images=images,
+        iterations=iterations,
+        seed=seed,
+        data_dir=data.data_dir,
+        download=data.download,
+        device=pick_device(device),
     )
     _print(study)
 
@@ -97,14 +94,13 @@ def _print(study: Study) -> None:
         print(f"note: {note}")
 
 
-def _find(command: TheoryCommand) -> tuple[RunDir | None, Config]:
+def _find(what: str, runs: Path, seed: int | None) -> tuple[RunDir | None, Config]:
     """A run directory with its configuration, or a configuration alone."""
-    what = command.what
-    for folder in (Path(what), command.runs / what):
+    for folder in (Path(what), runs / what):
         if folder.is_dir() and (what not in RECIPES or (folder / CONFIG).is_file()):
             run = RunDir.open(folder)
             return run, run.config()
     if "/" in what and not what.endswith(".json"):
         raise RunError(f"there is no run directory {what}")
     config = find_recipe(what)
-    return None, config if command.seed is None else replace(config, seed=command.seed)
+    return None, config if seed is None else replace(config, seed=seed)
