@@ -13,7 +13,6 @@ from dessilbi.lab.run.files import FIGURES
 from dessilbi.report import drawings
 from dessilbi.report.charts import charts_of
 from dessilbi.report.run_data import read_runs
-from dessilbi.report.style import STYLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -40,7 +39,7 @@ def make_figures(runs: Sequence[RunData], layer: str | None = None) -> dict[str,
             "filters": lambda: drawings.filter_images(shown, layer),
             "overlap": lambda: drawings.overlap(shown),
         }
-    with mpl.rc_context(STYLE):
+    with mpl.rc_context(drawings.STYLE):
         made = {key: make() for key, make in makers.items()}
     return {key: figure for key, figure in made.items() if figure is not None}
 
@@ -51,7 +50,7 @@ def render(figure: Figure, form: str, dpi: int = 300) -> bytes:
 
     undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
     content = BytesIO()
-    with mpl.rc_context(STYLE):
+    with mpl.rc_context(drawings.STYLE):
         figure.savefig(content, format=form, dpi=dpi, metadata=undated.get(form))
     return content.getvalue()
 
