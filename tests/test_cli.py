@@ -122,7 +122,6 @@ def test_help_of_a_command_needs_no_torch(command: str) -> None:
         (["train", "digits", "--device", "gpu"], 1, "error: device must be auto, cpu"),
         (["train", "digits", "--optimizer.nu", "-1"], 1, "nu"),
         (["demo", "--fast"], 2, "--fast"),
-        (["reproduce", "--docs", "no.md"], 1, "error: no.md: No such file or directory"),
         (["frontier", "run", "--threads", "0"], 1, "error: threads must be >= 1, got 0"),
         (["frontier", "run", "--densities"], 1, "error: name at least one density"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,8 +25,6 @@ from dessilbi.paper.executors import (
 from dessilbi.paper.recipe import SCALES
 from dessilbi.paper.recipes import RECIPES
 from dessilbi.paper.reproduce import (
-    command,
-    refresh_docs,
     reproduce,
     results_file,
     state,
@@ -42,6 +41,15 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 LAYERS = RECIPES["layers-lenet-3"]
+
+
+def of_the_docs(name: str) -> Callable[..., Any]:
+    """A function of the script that fills the page on the reproduction."""
+    script = ROOT / "docs" / "fill_results.py"
+    if not script.is_file():
+        pytest.skip("docs are not part of this checkout")
+    found: Callable[..., Any] = runpy.run_path(str(script))[name]
+    return found
 
 
 @dataclass
@@ -206,6 +214,7 @@ def test_results_say_what_was_asked_for_and_count_against_the_whole_recipe(
     results = Results(name, scale, planned)
     for seed in range(seeds):
         results.records[str(seed)] = Record({"seed": seed}, "done")
+    command = of_the_docs("command")
     assert command(RECIPES[name], results) == f"dessilbi reproduce {name} --scale {scale}{option}"
     assert state(RECIPES[name], results).startswith(f"{seeds} of {total} runs done; seeds 0")
 
@@ -295,6 +304,7 @@ def test_docs_are_filled_from_results_and_say_what_was_not_run(tmp_path: Path) -
         "before\n<!-- results: layers-lenet-3-smoke -->old<!-- end of results -->\nbetween\n"
         "<!-- results: cost-cpu --><!-- end of results -->\nafter\n"
     )
+    refresh_docs = of_the_docs("fill")
     assert refresh_docs(docs, tmp_path) == 1
     once = docs.read_text()
     assert "old" not in once
@@ -315,10 +325,8 @@ def test_the_page_on_the_reproduction_is_up_to_date(tmp_path: Path) -> None:
         pytest.skip("docs are not part of this checkout")
     copy = tmp_path / "page.md"
     copy.write_text(page.read_text())
-    refresh_docs(copy, ROOT / "results")
-    assert copy.read_text() == page.read_text(), (
-        "run `dessilbi reproduce --docs docs/reproduction.md`"
-    )
+    of_the_docs("fill")(copy, ROOT / "results")
+    assert copy.read_text() == page.read_text(), "run `python docs/fill_results.py`"
     for name in RECIPES:
         assert f"`{name}`" in page.read_text(), f"{name} is not on the page"
 

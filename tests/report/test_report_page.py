@@ -168,7 +168,7 @@ def test_runs_of_one_name_are_told_apart(run: RunDir, tmp_path: Path) -> None:
 def test_figures_of_a_path(run: RunDir, tmp_path: Path) -> None:
     files = write_figures([run.path], tmp_path / "out", ["pdf"])
     assert {file.stem for file in files} == {
-        "accuracy", "loss", "budgets", "gap", "augmented", "paths", "entries", "filters", "overlap",
+        "accuracy", "loss", "budgets", "gap", "augmented", "paths", "entries", "overlap",
     }  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from dessilbi.lab.run.options import RunOptions
 from dessilbi.paper.executors import Executor, Processes
 from dessilbi.paper.recipe import SCALES, Scale
 from dessilbi.paper.recipes import RECIPES, find
-from dessilbi.paper.reproduce import publish, refresh_docs, reproduce, results_file, state
+from dessilbi.paper.reproduce import publish, reproduce, results_file, state
 from dessilbi.paper.results import Results
 
 
@@ -44,8 +44,6 @@ class ReproduceCommand:
     options: Flat[RunOptions] = field(default_factory=RunOptions)
     list: tyro.conf.FlagCreatePairsOff[bool] = False
     """Say what each recipe reproduces, and what it costs."""
-    docs: Path | None = None
-    """Put the tables of all results into this Markdown file, where comments mark their places."""
 
 
 def reproduce_command(command: Flat[ReproduceCommand]) -> None:
@@ -55,10 +53,6 @@ def reproduce_command(command: Flat[ReproduceCommand]) -> None:
     """
     if command.list:
         print(_listing(), end="")
-    elif command.docs is not None:
-        folder = command.results or Path("results")
-        count = refresh_docs(command.docs, folder)
-        print(f"{command.docs}: {count} places filled from {folder}")
     else:
         _reproduce(command)
 

@@ -8,18 +8,16 @@ import numpy as np
 
 from dessilbi._style import OKABE_ITO
 from dessilbi.report.filters import best_layer, short, unit_word
-from dessilbi.report.pictures import entry_map, entry_picture, mosaic, overlap_picture
+from dessilbi.report.pictures import entry_map, entry_picture, overlap_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
-    from numpy.typing import NDArray
 
     from dessilbi.path import SolutionPath
     from dessilbi.report.charts import Chart
     from dessilbi.report.filters import Filters
-    from dessilbi.report.pictures import Pixels
     from dessilbi.report.run_data import RunData
 
 INSIDE, OUTSIDE = "#1f5fbf", "#c8442f"
@@ -59,9 +57,6 @@ _LINES = {"solid": "-", "dashed": "--", "dotted": ":", "none": ""}
 _MARKS = {"": "", "dot": ".", "disc": "o", "square": "s"}
 _MANY = 4000
 """Line segments, beyond which they become pixels in an SVG or PDF."""
-_SHOWN = 32
-"""Filters as images."""
-_ACROSS = 8
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -165,39 +160,6 @@ def entries(run: RunData) -> Figure:
     axes.set_title("Who entered when")
     whole_epochs(axes)
     return figure
-
-
-def filter_images(run: RunData, layer: str | None = None) -> Figure | None:
-    """W and Gamma at the last kept epoch."""
-    from matplotlib.colors import to_rgba_array
-
-    if not run.checkpoints:
-        return None
-    path, filters, name = _of(run, layer)
-    kept = run.checkpoints[-1]
-    if name not in kept.images:
-        name = next(iter(kept.images))
-    order = filters.order(name)[:_SHOWN]
-    snapshot = path.epochs.index(kept.epoch)
-    inside = filters.inside[snapshot, filters.rows(name)][order]
-    frames = 255 * to_rgba_array([INSIDE if share else OUTSIDE for share in inside])
-    figure = new_figure(PAGE, 0.5 + 0.42 * -(-len(order) // _ACROSS))
-    for side, (what, pictures) in enumerate(kept.images[name].items()):
-        axes = figure.add_subplot(1, 2, side + 1)
-        axes.imshow(mosaic(_framed(pictures[order], frames), _ACROSS), interpolation="none")
-        axes.set_axis_off()
-        axes.set_title(f"{what} of {short(name)}, epoch {kept.epoch}")
-    return figure
-
-
-def _framed(pictures: Pixels, colours: NDArray[np.float64]) -> Pixels:
-    """Pictures enlarged in frames of a colour each, with room around them."""
-    _, height, width, _ = pictures.shape
-    factor = -(-48 // max(height, width))
-    large = pictures.repeat(factor, axis=1).repeat(factor, axis=2)
-    large[:, [0, 1, -2, -1]] = colours[:, None, None]
-    large[:, :, [0, 1, -2, -1]] = colours[:, None, None]
-    return np.pad(large, ((0, 0), (3, 3), (3, 3), (0, 0)))
 
 
 def overlap(run: RunData) -> Figure | None:
