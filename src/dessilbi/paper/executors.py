@@ -19,6 +19,7 @@ from dessilbi.lab.run.directory import Busy
 from dessilbi.lab.training.display import Silent
 from dessilbi.lab.training.errors import Interrupted
 from dessilbi.lab.training.loop import train
+from dessilbi.lab.training.terminal import TerminalDisplay
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,18 +60,13 @@ class JobSpec:
     threads: int | None = None
 
     def __call__(self, display: Display | None = None) -> Ending:
-        """Do it; without a display progress is logged on standard output."""
+        """Do it."""
         if self.threads is not None:
             import torch
 
             torch.set_num_threads(self.threads)
         try:
-            with contextlib.ExitStack() as stack:
-                if display is None:
-                    from dessilbi.lab.training.terminal import TerminalDisplay
-
-                    display = stack.enter_context(TerminalDisplay())
-                self.work(self.config, self.options, display)
+            self.work(self.config, self.options, display or Silent())
         except Busy as other:
             return Ending(BUSY, str(other))
         except Interrupted as stop:
@@ -89,7 +85,7 @@ class Executor:
 
     def start(self, key: str, spec: JobSpec) -> Poll:
         """Start a run; returns what tells how it ended."""
-        ending = spec(Silent())
+        ending = spec()
         return lambda: ending
 
     def stop(self) -> None:
@@ -149,7 +145,8 @@ def _logged(spec: JobSpec, log: Path) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=stop_when_orphaned, daemon=True).start()
-    ending = spec()
+    with TerminalDisplay() as display:
+        ending = spec(display)
     if ending.words:
         print(ending.words, flush=True)
     raise SystemExit(ending.code)

@@ -82,6 +82,8 @@ def read_imagenet(
 class FolderSplit(ImageSplit):
     """A split whose images stay on disk until their batch is due."""
 
+    takes = ResizedCropFlip
+
     paths: tuple[str, ...]
     labels: Tensor
     pixels: Pixels
@@ -101,8 +103,7 @@ class FolderSplit(ImageSplit):
         self, order: Tensor, bounds: Bounds, augment: Augmentation | None, draws: Tensor | None
     ) -> Iterator[Batch]:
         """See :meth:`Split.stream`. Without ``augment``: resize to 256, take the middle 224."""
-        if augment is not None and not isinstance(augment, ResizedCropFlip):
-            raise TypeError(f"imagenet takes augment=ResizedCropFlip(...) or None, got {augment}")
+        assert augment is None or isinstance(augment, ResizedCropFlip)
         numbers = order.tolist()
         batches: DataLoader[tuple[Tensor, int]] = DataLoader(
             _Decoder(self, _transform(augment), draws),

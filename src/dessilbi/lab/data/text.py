@@ -54,6 +54,8 @@ class TextSplit(Split):
     An item is the characters of a window, and for each of them the one that follows.
     """
 
+    takes = RandomWindows
+
     tokens: Tensor
     """uint8 (characters,): their numbers in the vocabulary."""
     starts: Tensor
@@ -78,8 +80,7 @@ class TextSplit(Split):
         self, order: Tensor, bounds: Bounds, augment: Augmentation | None, draws: Tensor | None
     ) -> Iterator[Batch]:
         """See :meth:`Split.stream`."""
-        if augment is not None and not isinstance(augment, RandomWindows):
-            raise TypeError(f"a text takes augment=RandomWindows() or None, got {augment}")
+        assert augment is None or isinstance(augment, RandomWindows)
         device = self.tokens.device
         starts = self.starts
         if augment is not None and draws is not None:
