@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 
 from dessilbi.graph.layout import NARROW
 from dessilbi.lab.data import load_dataset
+from dessilbi.lab.data.augment import PadCropFlip
 from dessilbi.lab.data.load import dataset_info
 from dessilbi.lab.models import make_model
 from dessilbi.lab.run.config import ConfigError
@@ -19,14 +21,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from dessilbi.lab.data import Dataset, Split
-    from dessilbi.lab.run.config import Config
+    from dessilbi.lab.data.augment import Augmentation
+    from dessilbi.lab.run.config import Config, DataConfig
 
 
 def load_data(
     config: Config, data_dir: Path | None, download: bool, device: torch.device | str = "cpu"
 ) -> Dataset:
     """The data set of a configuration, split as it says."""
-    return load_dataset(
+    data = load_dataset(
         config.data.name,
         data_dir=data_dir,
         download=download,
@@ -38,6 +41,22 @@ def load_data(
         test_images=config.data.test_images,
         context=config.data.context,
     )
+    if config.test_flips and data.is_text:
+        raise ConfigError(f"test_flips mirrors images, and {config.data.name} is a text")
+    return replace(data, augmentation=_augmentation(config.data, data.augmentation))
+
+
+def _augmentation(config: DataConfig, usual: Augmentation | None) -> Augmentation | None:
+    """The usual augmentation of a set, changed as a configuration says."""
+    if config.shift is None and config.flip == "random":
+        return usual
+    if not (config.augment and isinstance(usual, PadCropFlip)):
+        raise ConfigError(
+            f"data.shift and data.flip change how images are cropped and flipped, and those of "
+            f"{config.name} are not" + ("" if config.augment else " with data.augment=False")
+        )
+    pad = usual.pad if config.shift is None else config.shift
+    return replace(usual, pad=pad, alternating=config.flip == "alternating")
 
 
 def laid_out_for(model: nn.Module, data: Dataset) -> Dataset:
