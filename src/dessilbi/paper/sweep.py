@@ -21,7 +21,7 @@ from dessilbi.lab.run.options import RunOptions
 from dessilbi.lab.training.errors import Interrupted
 from dessilbi.lab.training.loop import train
 from dessilbi.lab.training.stop_request import StopRequest
-from dessilbi.paper.executors import BUSY, DONE, INTERRUPTED, PREEMPTED, JobSpec
+from dessilbi.paper.executors import BUSY, DONE, INTERRUPTED, JobSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -116,7 +116,7 @@ class Sweep:
         self._waiting = deque(sorted(jobs, key=lambda job: not self._finished(job, job.config)))
         self._running: list[_Running] = []
         self._attempts = Counter[str]()
-        self._not_before: dict[str, float] = {}
+        self._held: set[str] = set()
 
     def run(self) -> dict[str, Outcome]:
         """Until every job is done, has failed, or cannot run; returns the outcomes by key.
@@ -154,7 +154,7 @@ class Sweep:
             needs = {key: self.outcomes.get(key) for key in job.needs}
             lost = [key for key, outcome in needs.items() if outcome and outcome.run is None]
             ready = None not in needs.values()
-            if (ready or lost) and self._not_before.get(job.key, 0) <= time.monotonic():
+            if ready or lost:
                 self._waiting.remove(job)
                 if lost:
                     self._settle(job, Outcome("skipped", message=f"needs {lost[0]}, which failed"))
@@ -174,7 +174,7 @@ class Sweep:
             if self._finished(job, config):
                 self._settle(job, Outcome("done", run, message=FINISHED))
                 return
-            if self._attempts[job.key] == 1 and job.key not in self._not_before:
+            if self._attempts[job.key] == 1 and job.key not in self._held:
                 self.log(f"started {job.key}")
             spec = JobSpec(config, self.options, job.work, self.threads)
             poll = self.executor.start(job.key, spec)
@@ -195,15 +195,13 @@ class Sweep:
                 self._settle(one.job, Outcome("done", one.run, time.monotonic() - one.began))
             elif ending.code == INTERRUPTED:
                 raise Interrupted(STOPPED)
-            elif ending.code in (BUSY, PREEMPTED):  # for later, as if it had not been started
+            elif ending.code == BUSY:  # for later, as if it had not been started
                 self._attempts[key] -= 1
                 self._waiting.append(one.job)
-                if ending.code == PREEMPTED:
-                    self.log(f"{key}: was asked to end, and is saved; queued again")
-                elif key not in self._not_before:
+                if key not in self._held:
                     self.log(f"{key}: another process works on it; will look again")
-                if ending.code == BUSY:
-                    self._not_before[key] = time.monotonic() + BUSY_SECONDS
+                self._held.add(key)
+                time.sleep(BUSY_SECONDS)
             else:
                 self._failed(one.job, ending.words)
             return True

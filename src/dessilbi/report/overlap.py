@@ -41,23 +41,6 @@ def between_epochs(path: SolutionPath) -> Overlap:
     return Overlap(tuple(epochs), shares)
 
 
-def between_runs(a: SolutionPath, b: SolutionPath) -> dict[int, float]:
-    """Of two runs after the same epoch, as far as both recorded it; empty for other layers.
-
-    Epochs at which a support is empty are left out: nothing is shared yet.
-    """
-    shares: dict[int, float] = {}
-    if a.layers != b.layers:
-        return shares
-    for epoch in _some(sorted({*a.epochs} & {*b.epochs}), a):
-        if a.density(epoch) and b.density(epoch):
-            rule = StabilityRule(window=1)
-            for path in (a, b):
-                _show(rule, path, epoch)
-            shares[epoch] = 1 - rule.distances[0]
-    return shares
-
-
 def _some(epochs: Sequence[int], path: SolutionPath) -> list[int]:
     most = min(MOST, max(8, LARGEST // max(path.groups, 1)))
     if len(epochs) <= most:

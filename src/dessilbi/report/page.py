@@ -1,7 +1,7 @@
 """The report: one HTML file that needs nothing else, neither a network nor another file.
 
-Text and tables are HTML, and each panel holds a static figure, so that the page can be read without
-JavaScript. Where there is JavaScript the static figures give way to live ones.
+Text and tables are HTML, which can be read without JavaScript; the panels are drawn by the page's
+own script.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from dessilbi._disk import write_whole
 from dessilbi.lab.run.directory import RunError, clear_errors
 from dessilbi.lab.run.files import REPORT
 from dessilbi.report import tables
-from dessilbi.report.figures import make_figures, render
-from dessilbi.report.panels import PANELS
+from dessilbi.report.panels import PANELS, panels_of_paths
 from dessilbi.report.payload import make_payload
 from dessilbi.report.run_data import read_runs
 from dessilbi.report.summary import headline, summary
@@ -30,9 +29,6 @@ if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
 
     from dessilbi.report.run_data import RunData
-
-STILL_DPI = 110
-"""Of what becomes pixels: heat maps, and paths of many filters."""
 
 
 def write_report(runs: Sequence[str | Path], file: str | Path | None = None) -> Path:
@@ -62,8 +58,8 @@ def make_page(runs: Sequence[RunData]) -> str:
     script = page_script()
     first = runs[0]
     title = headline(first) if len(runs) == 1 else f"{len(runs)} runs compared"
-    images = static_figures(runs)
-    panels = [panel.html(images[panel.key]) for panel in PANELS if panel.key in images]
+    shown = values["charts"].keys() | panels_of_paths(runs)
+    panels = [panel.html() for panel in PANELS if panel.key in shown]
     return Template(_read(_pages() / "page.html")).substitute(
         policy=_policy(script),
         title=escape(title),
@@ -77,15 +73,6 @@ def make_page(runs: Sequence[RunData]) -> str:
         arrays=arrays,
         script=script,
     )
-
-
-def static_figures(runs: Sequence[RunData]) -> dict[str, str]:
-    """Figures for where there is no JavaScript, as addresses that hold their content."""
-    return {
-        key: "data:image/svg+xml;base64,"
-        + base64.b64encode(render(figure, "svg", STILL_DPI)).decode()
-        for key, figure in make_figures(runs).items()
-    }
 
 
 def page_script() -> str:
@@ -129,7 +116,7 @@ def _tables(runs: Sequence[RunData]) -> str:
     def of(run: RunData) -> str:
         return f" of {run.name}" if len(runs) > 1 else ""
 
-    open_ones = {"Ours against the paper": tables.paper_table(runs)}
+    open_ones: dict[str, str] = {}
     for run in runs:
         if run.frontier is not None:
             open_ones[f"Every budget{of(run)}"] = tables.budgets_table(run.frontier)

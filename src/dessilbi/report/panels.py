@@ -1,9 +1,15 @@
-"""The panels of the page, in its order; a report has those that there is a figure for."""
+"""The panels of the page, in its order; a report has those that there is something to draw in."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from html import escape
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from dessilbi.report.run_data import RunData
 
 
 @dataclass(frozen=True)
@@ -15,14 +21,13 @@ class Panel:
     words: str
     wide: bool = False
 
-    def html(self, address: str) -> str:
-        """The panel with its static figure, which the script replaces."""
+    def html(self) -> str:
+        """The panel, into which the script draws."""
         return (
             f'<figure class="panel{" wide" if self.wide else ""}" id="panel-{self.key}" '
             f'data-key="{self.key}" aria-labelledby="title-{self.key}">'
             f'<figcaption><h2 id="title-{self.key}">{escape(self.title)}</h2>'
-            f"<p>{escape(self.words)}</p></figcaption>"
-            f'<img class="static" alt="{escape(self.title)}" src="{address}"></figure>'
+            f"<p>{escape(self.words)}</p></figcaption></figure>"
         )
 
 
@@ -49,7 +54,17 @@ PANELS = (
           "Weights in both supports over weights in either."),
     Panel("gap", "Coupling gap", "How far the sparse twin is from the weights."),
     Panel("augmented", "Augmented loss", "What the training descends: loss and coupling."),
-    Panel("between", "Support overlap between runs",
-          "The same between two runs after the same epoch. Filters have no identity of their own: "
-          "runs that start from other weights agree no more than by chance.", wide=True),
 )  # fmt: skip
+
+
+def panels_of_paths(runs: Iterable[RunData]) -> set[str]:
+    """Panels beside those of curves that one of the runs has something for."""
+    shown: set[str] = set()
+    for run in runs:
+        if run.path is not None:
+            shown |= {"paths", "entries", "next", "overlap", "densities"}
+        if run.checkpoints:
+            shown.add("filters")
+        if any(record.get("densities") for record in run.records):
+            shown.add("densities")
+    return shown

@@ -74,27 +74,28 @@ class PadCropFlip:
 
 
 @dataclass(frozen=True)
-class ResizedCropFlip:
+class _OneNumber:
+    """An augmentation that needs one random number an image."""
+
+    def draw(self, images: int, generator: torch.Generator) -> Tensor:
+        """A number an image, from which all else follows."""
+        return torch.randint(0, 2**62, (images, 1), generator=generator)
+
+
+@dataclass(frozen=True)
+class ResizedCropFlip(_OneNumber):
     """Random area and aspect ratio, then a random flip: ImageNet's standard, by torchvision."""
 
     size: int = 224
     """Side of the square that comes out."""
 
-    def draw(self, images: int, generator: torch.Generator) -> Tensor:
-        """One seed an image, for the transforms that run in loader processes."""
-        return torch.randint(0, 2**62, (images, 1), generator=generator)
-
 
 @dataclass(frozen=True)
-class RandomWindows:
+class RandomWindows(_OneNumber):
     """Windows of a text that begin anywhere: the standard of language models."""
 
-    def draw(self, images: int, generator: torch.Generator) -> Tensor:
-        """A number a window, whatever the length of the text."""
-        return torch.randint(0, 2**62, (images, 1), generator=generator)
-
     def __call__(self, positions: int, draws: Tensor) -> Tensor:
-        """Where each window begins, of so many positions."""
+        """Where each window begins, of so many positions, whatever the length of the text."""
         return draws.squeeze(1) % positions
 
 

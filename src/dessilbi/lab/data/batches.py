@@ -56,6 +56,8 @@ def batches(
     Raises:
         ValueError: An argument is out of range, or some rank's share of the last batch is empty.
     """
+    if augment is not None and not isinstance(augment, split.takes):
+        raise TypeError(f"this set takes augment={split.takes.__name__}() or None, got {augment}")
     images = len(split)
     count = count_batches(images, batch_size, drop_last=drop_last)
     if not 0 <= rank < world_size:

@@ -9,7 +9,7 @@ published recipes do.
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor
@@ -71,6 +71,9 @@ class Pixels:
 class Split(ABC):
     """Images and labels that can be read in any order: what :func:`batches` needs of a set."""
 
+    takes: ClassVar[type[Augmentation]]
+    """The kind of augmentation that fits."""
+
     @abstractmethod
     def __len__(self) -> int: ...
 
@@ -115,6 +118,7 @@ class ImageSplit(Split):
 class TensorSplit(ImageSplit):
     """A split that fits in memory, resident on its device."""
 
+    takes = PadCropFlip
     images: Tensor
     """uint8 (N, C, H, W)."""
     labels: Tensor
@@ -145,10 +149,7 @@ class TensorSplit(ImageSplit):
         self, order: Tensor, bounds: Bounds, augment: Augmentation | None, draws: Tensor | None
     ) -> Iterator[Batch]:
         """See :meth:`Split.stream`."""
-        if augment is not None and not isinstance(augment, PadCropFlip):
-            raise TypeError(
-                f"a set in memory takes augment=PadCropFlip(...) or None, got {augment}"
-            )
+        assert augment is None or isinstance(augment, PadCropFlip)
         device = self.labels.device
         order = order.to(device)
         if draws is not None:
@@ -175,11 +176,6 @@ class Dataset:
     """Of a text its characters."""
     shape: tuple[int, ...]
     """(channels, height, width) of one image; of a text (characters of a window,)."""
-    mean: tuple[float, ...]
-    """Per-channel mean of the published training set, in [0, 1]."""
-    std: tuple[float, ...]
-    normalized: bool
-    """Whether batches are (value - mean) / std rather than in [0, 1]."""
     augmentation: Augmentation | None
     """The standard augmentation, to pass to :func:`batches`; None where there is none."""
     source: str
