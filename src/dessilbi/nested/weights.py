@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
 from dessilbi.graph.copies import copied
+from dessilbi.graph.wrappers import averages_gradients
 from dessilbi.subnet.project import masked_weights, zero_outside
 
 from .passes import Masked, add_gradients, detached, forward
@@ -39,8 +39,8 @@ class NestedTraining(Nested):
 
     Budgets count the weights that are ranked; what is not (by default biases and BatchNorm; a
     classifier that :func:`split_parameters` excludes) belongs to every subnetwork. BatchNorm
-    statistics follow the whole network only (the largest one of a step if ``full_fraction`` is 0);
-    :meth:`network` takes them anew.
+    statistics follow the whole network only (the largest one of a step if ``full_fraction`` is 0),
+    in the few steps that train it: :meth:`network` takes them anew, for the whole one as well.
 
     Args:
         model: the network.
@@ -147,7 +147,7 @@ class NestedTraining(Nested):
         self._drawn = self.schedule.several_budgets(
             self.budgets_per_step, self.seed, self._step, self.steps
         )
-        average = isinstance(net, DistributedDataParallel)
+        average = net is not None and averages_gradients(net)
         largest, *others = self._drawn
         for rank in others:
             self._pass(rank, arguments, loss, weight, average=average)
@@ -267,7 +267,7 @@ class NestedTraining(Nested):
         filters and neurons that have none.
 
         Args:
-            density: the budget.
+            density: the budget; 1.0 is the whole network.
             recalibrate_on: batches of inputs to take BatchNorm statistics from; by default the last
                 ones that :meth:`backward` has seen.
             small: no difference here; see :meth:`NestedWidths.network`.
@@ -275,5 +275,5 @@ class NestedTraining(Nested):
         mask = self.mask(density)
         net = copied(self._model)
         zero_outside(masked_weights(net, mask))
-        whole = self._rank_for(density) == WHOLE and self.schedule.full_fraction > 0
-        return self._recalibrated(net, recalibrate_on, trained=whole)
+        # The whole network's, too, are those of the last steps that drew it, not of its weights.
+        return self._recalibrated(net, recalibrate_on, trained=False)
