@@ -387,6 +387,52 @@ def test_a_closure_may_open_and_close_the_context(adam: bool) -> None:
     assert all(torch.equal(W, found[1][name]) for name, W in found[0].items())
 
 
+@pytest.mark.parametrize("parts", [1, 2])
+def test_passes_of_another_loop_are_those_of_backward(parts: int) -> None:
+    """Gradients of a batch in parts add up, and each budget masks its own only."""
+    found = []
+    for by_loop in (False, True):
+        net, opt = make()
+        nested = by_weight(net, opt, 12, schedule={"full_fraction": 0.4})
+        for step in range(12):
+            x, y = batch(step)
+            opt.zero_grad()
+            for k in range(parts):
+                part, labels = x[k::parts], y[k::parts]
+                if not by_loop:
+                    nested.backward(part, partial(cross_entropy, target=labels))
+                    continue
+                drawn = []
+                for budget in nested.passes():
+                    drawn.append(budget)
+                    cross_entropy(net(part), labels).backward()
+                assert tuple(reversed(drawn)) == nested.budgets
+            opt.step()
+        found.append(net.state_dict())
+    for name, tensor in found[0].items():
+        torch.testing.assert_close(found[1][name], tensor, rtol=1e-12, atol=1e-12, msg=name)
+
+
+def test_passes_that_are_given_up_leave_everything_as_it_was() -> None:
+    net, opt = make()
+    nested = by_weight(net, opt)
+    before = weights(net)
+    x, y = batch(0)
+
+    def step_within() -> None:
+        for _ in nested.passes():
+            cross_entropy(net(x), y).backward()
+            opt.step()
+
+    with pytest.raises(RuntimeError, match="leave the `with` before"):
+        step_within()
+    assert all(torch.equal(p, before[name]) for name, p in net.named_parameters())
+    for _ in nested.passes():
+        cross_entropy(net(x), y).backward()
+    opt.step()
+    assert not torch.equal(net.conv.weight, before["conv.weight"])
+
+
 def test_autocast_sees_the_weights_that_are_in_place() -> None:
     """It keeps casts of weights by their identity, which a swap does not change."""
     torch.manual_seed(0)
