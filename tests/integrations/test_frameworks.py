@@ -106,14 +106,14 @@ def test_a_resumed_trainer_goes_on_with_its_path(
     assert same_weights(whole.model, again.model)
     assert paths[0].default_order == ("nested" if nested else "magnitude")
     assert "density" in whole.state.log_history[-1]
-    with pytest.raises(FileNotFoundError, match=r"has no dessilbi\.safetensors"):
+    with pytest.raises(FileNotFoundError, match=r"has no dessilbi-path\.safetensors"):
         hf_trainer(hf, tmp_path / "other", arguments=arguments).train(
             resume_from_checkpoint=without_ours(tmp_path / "checkpoint-6")
         )
 
 
 def without_ours(folder: Path) -> str:
-    (folder / "dessilbi.safetensors").unlink()
+    (folder / "dessilbi-path.safetensors").unlink()
     return str(folder)
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from dessilbi.optim import TwinOptimizer
     from dessilbi.path import SolutionPath
 
-FILE = "dessilbi.safetensors"
+FILE = "dessilbi-path.safetensors"
 """What a checkpoint folder gets beside the Trainer's files."""
 
 
