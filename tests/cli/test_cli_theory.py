@@ -177,6 +177,7 @@ def test_a_step_that_is_too_large_is_warned_of(tmp_path: Path) -> None:
         assert ("above" in before) != ("above" in after)  # only what changes is said
 
 
+@pytest.mark.filterwarnings("ignore:nothing has entered Gamma")  # at so small a step
 def test_a_small_step_is_not_mentioned(tmp_path: Path) -> None:
     ear = Ear()
     train(changed(SMALL, lr=1e-3), RunOptions(runs=tmp_path, check_step=True), ear)

