@@ -50,8 +50,6 @@ PANELS = (
           "The weights W and their sparse twin Gamma, in the order of entry.", wide=True),
     Panel("budgets", "Accuracy against size",
           "What the run offers for every budget, and where its own support went."),
-    Panel("overlap", "Support overlap between epochs",
-          "Weights in both supports over weights in either."),
     Panel("gap", "Coupling gap", "How far the sparse twin is from the weights."),
     Panel("augmented", "Augmented loss", "What the training descends: loss and coupling."),
 )  # fmt: skip
@@ -62,7 +60,7 @@ def panels_of_paths(runs: Iterable[RunData]) -> set[str]:
     shown: set[str] = set()
     for run in runs:
         if run.path is not None:
-            shown |= {"paths", "entries", "next", "overlap", "densities"}
+            shown |= {"paths", "entries", "next", "densities"}
         if run.checkpoints:
             shown.add("filters")
         if any(record.get("densities") for record in run.records):
