@@ -86,14 +86,8 @@ class Sweep:
     A job that fails is reported, and the jobs that need it are skipped. The others go on, and the
     next sweep tries it again.
 
-    Args:
-        jobs: what to run, with all that they need.
-        executor: where.
-        options: folders and device of the runs.
-        threads: threads of each run.
-        log: is given a line for whatever happens.
-        ended: is called after each job, with its outcome.
-        report_seconds: how often a line tells the progress while nothing happens.
+    ``log`` is given a line for whatever happens, every ``report_seconds`` one with the progress;
+    ``ended`` is called after each job, with its outcome.
     """
 
     def __init__(
