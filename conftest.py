@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+# Their frameworks take seconds to import; the tests of the adapters do it once.
+collect_ignore_glob = ["src/dessilbi/integrations/*", "examples/*"]
+
+
 @pytest.fixture(autouse=True)
 def _names_in_examples(doctest_namespace: dict[str, Any]) -> Iterator[None]:
     torch.manual_seed(0)

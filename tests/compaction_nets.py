@@ -310,7 +310,7 @@ def weight_mask(model: nn.Module, density: float, seed: int = 0) -> Mask:
 def masked(model: nn.Module, mask: Mask, *arguments: Any) -> list[Tensor]:
     """What ``project`` evaluates, in the model's precision."""
     model = deepcopy(model).eval()
-    with project(model, mask), torch.no_grad():
+    with project(model, mask, allow_empty=True), torch.no_grad():
         return outputs(model(*arguments))
 
 

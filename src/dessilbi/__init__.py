@@ -9,12 +9,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dessilbi.compaction import compact
+    from dessilbi.compaction import compact, export_onnx, load_compact
     from dessilbi.errors import DessilbiError
     from dessilbi.nested import NestedSchedule, NestedTraining, NestedWidths
     from dessilbi.optim import DessiLBI, GroupLasso, Lasso, Penalty, SplitLBI, split_parameters
-    from dessilbi.path import Mask, PathRecorder, SolutionPath
-    from dessilbi.subnet import GradualPruning, project, recalibrate_batchnorm
+    from dessilbi.path import Mask, PathRecorder, SolutionPath, count_macs_per_weight, macs
+    from dessilbi.subnet import GradualPruning, HeldMask, project, recalibrate_batchnorm
 
     __version__: str
 
@@ -23,6 +23,7 @@ _HOME = {
     "DessilbiError": "dessilbi.errors",
     "GradualPruning": "dessilbi.subnet",
     "GroupLasso": "dessilbi.optim",
+    "HeldMask": "dessilbi.subnet",
     "Lasso": "dessilbi.optim",
     "Mask": "dessilbi.path",
     "NestedSchedule": "dessilbi.nested",
@@ -33,6 +34,10 @@ _HOME = {
     "SolutionPath": "dessilbi.path",
     "SplitLBI": "dessilbi.optim",
     "compact": "dessilbi.compaction",
+    "count_macs_per_weight": "dessilbi.path",
+    "export_onnx": "dessilbi.compaction",
+    "load_compact": "dessilbi.compaction",
+    "macs": "dessilbi.path",
     "project": "dessilbi.subnet",
     "recalibrate_batchnorm": "dessilbi.subnet",
     "split_parameters": "dessilbi.optim",
@@ -43,6 +48,7 @@ __all__ = [
     "DessilbiError",
     "GradualPruning",
     "GroupLasso",
+    "HeldMask",
     "Lasso",
     "Mask",
     "NestedSchedule",
@@ -54,6 +60,10 @@ __all__ = [
     "SplitLBI",
     "__version__",
     "compact",
+    "count_macs_per_weight",
+    "export_onnx",
+    "load_compact",
+    "macs",
     "project",
     "recalibrate_batchnorm",
     "split_parameters",

@@ -138,7 +138,7 @@ def test_a_schedule_free_twin_is_trained_and_evaluated() -> None:
 # ---------------------------------------------------------------------- accelerate
 
 
-def prepared(net: nn.Module, opt: SplitLBI, *more: Any, **options: Any) -> tuple[Any, ...]:
+def prepared(net: nn.Module, opt: Optimizer, *more: Any, **options: Any) -> tuple[Any, ...]:
     accelerate = pytest.importorskip("accelerate")
     accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
     accelerator = accelerate.Accelerator(cpu=True, **options)
@@ -191,9 +191,12 @@ def test_accelerate_accumulates_gradients() -> None:
     assert moved == [False, True] * 3
 
 
-def test_the_recorder_names_the_optimizer_inside() -> None:
+def test_the_recorder_follows_the_optimizer_inside() -> None:
     net = network()
-    _, model, opt = prepared(net, twin_of(net))
-    with pytest.raises(TypeError, match=r"got AcceleratedOptimizer; it wraps one: opt\.optimizer"):
+    accelerator, model, opt = prepared(net, twin_of(net))
+    recorder = PathRecorder(model, opt)
+    train(model, opt, 3, backward=accelerator.backward)
+    assert recorder.step == 3
+    _, model, opt = prepared(network(), torch.optim.AdamW(network().parameters()))
+    with pytest.raises(TypeError, match=r"must be a DessiLBI or SplitLBI optimizer, got AdamW"):
         PathRecorder(model, opt)
-    assert PathRecorder(model, opt.optimizer).step == 0

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from nested_nets import (
     OPTIONS,
     Net,
@@ -24,6 +25,7 @@ from nested_nets import (
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from compilers import needs_compiler
 from dessilbi import (
@@ -38,6 +40,7 @@ from dessilbi.optim._reference import Reference
 from dessilbi.path import count_macs_per_weight
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 NEVER_WHOLE = {"max_density": 0.5, "full_fraction": 0.0}
@@ -384,6 +387,52 @@ def test_a_closure_may_open_and_close_the_context(adam: bool) -> None:
     assert all(torch.equal(W, found[1][name]) for name, W in found[0].items())
 
 
+@pytest.mark.parametrize("parts", [1, 2])
+def test_passes_of_another_loop_are_those_of_backward(parts: int) -> None:
+    """Gradients of a batch in parts add up, and each budget masks its own only."""
+    found = []
+    for by_loop in (False, True):
+        net, opt = make()
+        nested = by_weight(net, opt, 12, schedule={"full_fraction": 0.4})
+        for step in range(12):
+            x, y = batch(step)
+            opt.zero_grad()
+            for k in range(parts):
+                part, labels = x[k::parts], y[k::parts]
+                if not by_loop:
+                    nested.backward(part, partial(cross_entropy, target=labels))
+                    continue
+                drawn = []
+                for budget in nested.passes():
+                    drawn.append(budget)
+                    cross_entropy(net(part), labels).backward()
+                assert tuple(reversed(drawn)) == nested.budgets
+            opt.step()
+        found.append(net.state_dict())
+    for name, tensor in found[0].items():
+        torch.testing.assert_close(found[1][name], tensor, rtol=1e-12, atol=1e-12, msg=name)
+
+
+def test_passes_that_are_given_up_leave_everything_as_it_was() -> None:
+    net, opt = make()
+    nested = by_weight(net, opt)
+    before = weights(net)
+    x, y = batch(0)
+
+    def step_within() -> None:
+        for _ in nested.passes():
+            cross_entropy(net(x), y).backward()
+            opt.step()
+
+    with pytest.raises(RuntimeError, match="leave the `with` before"):
+        step_within()
+    assert all(torch.equal(p, before[name]) for name, p in net.named_parameters())
+    for _ in nested.passes():
+        cross_entropy(net(x), y).backward()
+    opt.step()
+    assert not torch.equal(net.conv.weight, before["conv.weight"])
+
+
 def test_autocast_sees_the_weights_that_are_in_place() -> None:
     """It keeps casts of weights by their identity, which a swap does not change."""
     torch.manual_seed(0)
@@ -398,6 +447,27 @@ def test_autocast_sees_the_weights_that_are_in_place() -> None:
         again = net(x)
     assert torch.equal(whole, again)
     assert not torch.equal(whole, masked)
+
+
+@pytest.mark.parametrize("widths", [False, True])
+def test_a_training_within_one_autocast_is_that_of_a_context_a_step(widths: bool) -> None:
+    found = []
+    for outer in (False, True):
+        if widths:
+            net, opt, nested = make_widths(Plain)
+        else:
+            net, opt = make(torch.float32)
+            nested = by_weight(net, opt, schedule={"full_fraction": 1.0})
+        net.float()
+        with torch.autocast("cpu", torch.bfloat16, enabled=outer):
+            for step in range(6):
+                x, y = batch(step, torch.float32)
+                opt.zero_grad()
+                with torch.autocast("cpu", torch.bfloat16):
+                    nested.backward(x, partial(cross_entropy, target=y))
+                opt.step()
+        found.append(weights(net))
+    assert all(torch.equal(W, found[1][name]) for name, W in found[0].items())
 
 
 # ---------------------------------------------------------------------- what came of it
@@ -450,8 +520,20 @@ def test_a_network_is_ready_to_be_used() -> None:
         assert all(p.grad is None for p in one.parameters())
         assert torch.equal(one(images[0]), wanted(images[0])), "the last eight batches"
     assert all(torch.equal(t, before[name]) for name, t in net.state_dict().items())
+
+
+def test_the_whole_network_is_given_statistics_of_its_last_weights() -> None:
+    """Most steps do not train it: what its BatchNorm layers remember is of earlier ones."""
+    net, opt = make()
+    nested = by_weight(net, opt)
+    train(net, opt, nested, 0, 30)
+    images = [batch(step)[0] for step in range(22, 30)]
     whole = nested.network(1.0)
-    assert torch.equal(whole(images[0]), net.eval()(images[0])), "its statistics are its own"
+    wanted = Net().double()
+    wanted.load_state_dict(net.state_dict())
+    recalibrate_batchnorm(wanted, images)
+    assert torch.equal(whole(images[0]), wanted.eval()(images[0]))
+    assert not torch.equal(whole(images[0]), net.eval()(images[0]))
 
 
 def test_a_network_with_batchnorm_needs_inputs() -> None:
@@ -460,6 +542,8 @@ def test_a_network_with_batchnorm_needs_inputs() -> None:
     train_in_place(net, opt, nested, 0, 2)
     with pytest.raises(ValueError, match="recalibrate_on must be given"):
         nested.network(0.2)
+    with pytest.raises(ValueError, match="recalibrate_on must be given"):
+        nested.network(1.0)
     assert torch.equal(
         nested.network(0.2, batch(0)[0])(batch(1)[0]),
         nested.network(0.2, [batch(0)[0]])(batch(1)[0]),
@@ -564,3 +648,30 @@ def test_filters_are_trained_two_budgets_a_step() -> None:
     assert NestedTraining(net, opt, 10).budgets_per_step == 2
     elements = DessiLBI(split_parameters(net, {"*": {"penalty": "lasso"}}))
     assert NestedTraining(net, elements, 10).budgets_per_step == 3
+
+
+# ---------------------------------------------------------------------- several processes
+
+
+@pytest.fixture
+def _two_processes() -> Iterator[None]:
+    """As one of two that answers itself."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("_two_processes")
+@pytest.mark.parametrize("widths", [False, True])
+def test_ranks_that_would_drift_apart_are_refused(widths: bool) -> None:
+    if widths:
+        net, _, nested = make_widths(Plain)
+    else:
+        net, opt = make()
+        nested = by_weight(net, opt)
+    x, y = batch(0)
+    with pytest.raises(ValueError, match="this is one of 2 processes, and the network is not wr"):
+        nested.backward(x, partial(cross_entropy, target=y))
+    assert all(p.grad is None for p in net.parameters())
+    nested.backward(x, partial(cross_entropy, target=y), net=net)
+    assert any(p.grad is not None for p in net.parameters())

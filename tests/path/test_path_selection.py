@@ -9,7 +9,15 @@ from path_problems import EPOCH, make, recorded, train
 from torch import nn
 
 from dessilbi.optim import DessiLBI, split_parameters
-from dessilbi.path import DEFAULT_ORDER, ORDERS, SCALES, PathRecorder, SolutionPath
+from dessilbi.path import (
+    DEFAULT_ORDER,
+    ORDERS,
+    SCALES,
+    PathRecorder,
+    SolutionPath,
+    count_macs_per_weight,
+    macs,
+)
 from dessilbi.path.orders import Groups, ranked_groups
 
 PATH = recorded()
@@ -214,6 +222,8 @@ def test_a_diverged_weight_comes_last():
         ({"density": float("nan")}, "from 0 to 1, got nan"),
         ({"parameters": -1}, "parameters must be >= 0"),
         ({"macs": 10.0}, "macs and macs_per_weight belong together"),
+        ({"macs": 10.0, "model": nn.Linear(2, 2)}, "model and example_input count what macs="),
+        ({"density": 0.1, "example_input": 1, "model": nn.Linear(2, 2)}, "give both, and macs"),
         ({"macs": 10.0, "macs_per_weight": {"fc.weight": 1}}, "lacks layer 'conv.weight'"),
         ({"per_layer": {"fc.weight": 2.0}}, r"per_layer\['fc.weight'\] must be"),
         ({"per_layer": {"fc.weight": 0.1}}, "does not name 'conv.weight'"),
@@ -237,6 +247,18 @@ def test_the_default_order_exists():
 
 
 # ---------------------------------------------------------------------- multiply-adds
+
+
+def test_multiply_adds_are_counted_of_the_network():
+    net, _ = make()
+    x = torch.zeros(2, 1, 6, 6)
+    assert count_macs_per_weight(net, x) == MACS
+    assert macs(net, x) == sum(MACS[n] * layer.numel for n, layer in LAYERS.items())
+    for budget in (1_000, 5_000.0):
+        mask = PATH.mask(macs=budget, model=net, example_input=x)
+        assert mask == PATH.mask(macs=budget, macs_per_weight=MACS)
+        assert macs(net, x, mask) <= budget
+        assert macs(net, x, mask) == sum(MACS[n] * int(mask[n].sum()) for n in LAYERS)
 
 
 # ---------------------------------------------------------------------- tied layers

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from dessilbi.path import Mask
 from dessilbi.subnet import project, recalibrate_batchnorm
@@ -37,11 +38,10 @@ def unchanged(net: nn.Module, before: dict[str, Tensor]) -> bool:
     ("inputs", "error"),
     [
         (lambda: iter(()), ValueError),
-        (lambda: INPUTS, (RuntimeError, ValueError)),
-        (lambda: [(INPUTS, torch.zeros(16))], TypeError),
+        (lambda: [INPUTS, "no batch"], TypeError),
         (lambda: [INPUTS, None], TypeError),
     ],
-    ids=["an exhausted generator", "a tensor", "pairs", "a bad second batch"],
+    ids=["an exhausted generator", "text", "a bad second batch"],
 )
 def test_what_fails_leaves_the_statistics_as_they_were(
     inputs: Callable[[], Any], error: type[Exception]
@@ -51,6 +51,46 @@ def test_what_fails_leaves_the_statistics_as_they_were(
     with pytest.raises(error):
         recalibrate_batchnorm(net, inputs())
     assert unchanged(net, before)
+
+
+class Several(nn.Module):
+    """Takes two inputs, and perhaps labels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3)
+
+    def forward(self, x: Tensor, scale: Tensor, labels: Tensor | None = None) -> Tensor:
+        assert labels is None or labels.dtype is torch.int64
+        return self.norm(x * scale)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        INPUTS,
+        DataLoader(TensorDataset(INPUTS, torch.arange(16)), batch_size=16),
+        [(INPUTS, torch.arange(16))],
+        [(INPUTS,)],
+        [{"input": INPUTS}],
+    ],
+    ids=["a tensor", "a loader of pairs", "pairs", "arguments", "keywords"],
+)
+def test_batches_are_taken_as_loaders_give_them(given: Any) -> None:
+    net, wanted = make_net(), make_net()
+    recalibrate_batchnorm(net, given)
+    recalibrate_batchnorm(wanted, [INPUTS])
+    assert unchanged(net, statistics(wanted))
+
+
+def test_labels_come_after_all_inputs() -> None:
+    x, scale, labels = torch.randn(8, 3), torch.rand(8, 1), torch.arange(8)
+    wanted = Several()
+    recalibrate_batchnorm(wanted, [(x, scale)])
+    for batch in ([x, scale, labels], (x, scale, labels), (x, scale, labels, labels)):
+        net = Several()
+        recalibrate_batchnorm(net, [batch])
+        assert unchanged(net, statistics(wanted))
 
 
 @pytest.mark.parametrize("error", [None, KeyboardInterrupt])

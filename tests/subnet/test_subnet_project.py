@@ -97,9 +97,46 @@ def test_every_bit_comes_back() -> None:
     with torch.no_grad():
         net[4].weight.view(-1)[: len(odd)] = odd
     before = state_of(net)
-    with project(net, Mask({"4.weight": torch.zeros(4, 96, dtype=torch.bool)})):
+    off = Mask({"4.weight": torch.zeros(4, 96, dtype=torch.bool)})
+    with project(net, off, allow_empty=True):
         assert bool((net[4].weight == 0).all()), "0 * inf would be NaN"
     assert_same_state(net, before)
+
+
+def test_autocast_sees_the_projected_weights() -> None:
+    """It keeps casts of weights by their identity, which a mask does not change."""
+    net = make_net().eval()
+    mask = make_mask(net)
+    with torch.autocast("cpu", torch.bfloat16):
+        dense = net(INPUTS)
+        with project(net, mask):
+            inside = net(INPUTS)
+        assert torch.equal(net(INPUTS), dense)
+        opt = torch.optim.SGD(net.parameters(), lr=0.1)
+        HeldMask(net, mask, opt)
+        held = net(INPUTS)
+    assert torch.equal(inside, held)
+    assert not torch.equal(inside, dense)
+
+
+@pytest.mark.parametrize("of", ["optimizer", "budget"])
+def test_a_mask_that_keeps_nothing_is_not_evaluated(of: str) -> None:
+    net = make_net()
+    opt = DessiLBI(split_parameters(net))
+    mask = opt.mask() if of == "optimizer" else Mask.random(net, density=0.0)
+    before = state_of(net)
+    with pytest.raises(ValueError, match="the mask keeps none of 438 weights"), project(net, mask):
+        pass
+    assert_same_state(net, before)
+    with project(net, mask, allow_empty=True):
+        assert_off_is_zero(net, Mask.of(mask))
+
+
+def test_a_wrapped_network_is_projected_by_its_own_names() -> None:
+    net = make_net()
+    mask = make_mask(net)
+    with project(nn.DataParallel(torch.compile(net, backend="eager")), mask):
+        assert_off_is_zero(net, mask)
 
 
 def test_infinite_weights_on_the_mask_stay() -> None:

@@ -187,7 +187,7 @@ def masked_copy(model: nn.Module, mask: Mapping[str, Tensor]) -> nn.Module:
     """A copy in evaluation mode whose weights off the mask are zero, as ``project`` makes them."""
     Mask.of(mask).check(model)
     own = deepcopy(model).eval()
-    with project(own, mask):
+    with project(own, mask, allow_empty=True):
         return deepcopy(own)
 
 

@@ -7,7 +7,9 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 
+from dessilbi.graph.wrappers import bare_model, bare_optimizer
 from dessilbi.path import Mask
 from dessilbi.path.twins import ranked_weights
 from dessilbi.subnet import recalibrate_batchnorm
@@ -59,8 +61,10 @@ class Nested(ABC):
         if min_groups < 0:
             raise ValueError(f"min_groups must be >= 0, got {min_groups!r}")
         self.steps, self.schedule, self.min_groups, self.seed = steps, schedule, min_groups, seed
-        self._model, self._opt = model, opt
-        self._params, self._layers = ranked_weights(model, opt, groups)
+        self._model, self._opt = bare_model(model), bare_optimizer(opt)
+        self._wrapped = None if self._model is model else model
+        """The network as it is to be called, if it was given so."""
+        self._params, self._layers = ranked_weights(self._model, self._opt, groups)
         self._per_layer: bool | None = None
         self._prices: dict[str, float] = {}
         """By layer, what the size of its weights is divided by before layers are compared."""
@@ -108,12 +112,20 @@ class Nested(ABC):
         Args:
             x: the batch, or a tuple of arguments.
             loss: what to make of an output.
-            net: the network as it is to be called, if it is wrapped (DistributedDataParallel).
+            net: the network as it is to be called, if it is wrapped (DistributedDataParallel) and
+                was not given so to the constructor.
             weight: factor of all gradients.
 
         Returns:
             Output and loss of the largest network.
         """
+        net = self._wrapped if net is None else net
+        if net is None and _processes() > 1:
+            raise ValueError(
+                f"this is one of {_processes()} processes, and the network is not wrapped: each "
+                "would train on its own. Give net=, the DistributedDataParallel around it (or the "
+                "network itself, if you average gradients of your own accord)"
+            )
         self._begin_step()
         self._inputs.append(x)
         return self._passes(x if isinstance(x, tuple) else (x,), loss, net, weight)
@@ -145,6 +157,7 @@ class Nested(ABC):
         self._ranks = ranks
 
     def _after_step(self) -> None:
+        torch.clear_autocast_cache()  # a step within autocast leaves casts of the old weights there
         if self._used:
             self._step += 1
             self._used = False
@@ -201,10 +214,9 @@ class Nested(ABC):
                 raise ValueError(
                     "recalibrate_on must be given: the network has BatchNorm layers, whose "
                     "statistics are another network's, and `backward` has seen no batch to take "
-                    "them anew from; pass an iterable of input batches"
+                    "them anew from; pass a DataLoader, or an iterable of batches"
                 )
-            batches = [inputs] if isinstance(inputs, torch.Tensor) else inputs
-            recalibrate_batchnorm(net, self._inputs if batches is None else batches)
+            recalibrate_batchnorm(net, self._inputs if inputs is None else inputs)
         return net
 
     # ------------------------------------------------------------------ checkpoints
@@ -235,3 +247,8 @@ class Nested(ABC):
             return saved.to(p.device, torch.uint8)
         ranks = torch.empty_like(p, dtype=torch.uint8, requires_grad=False)
         return ranks.copy_(saved.view(p.shape))
+
+
+def _processes() -> int:
+    """How many train together."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1

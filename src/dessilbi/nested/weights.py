@@ -6,13 +6,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
 from dessilbi.graph.copies import copied
+from dessilbi.graph.wrappers import averages_gradients
 from dessilbi.subnet.project import masked_weights, zero_outside
 
 from .passes import Masked, add_gradients, detached, forward
-from .ranking import WHOLE, by_weight
+from .ranking import WHOLE, by_weight, density_of
 from .schedule import NestedSchedule
 from .training import Nested
 
@@ -34,13 +34,14 @@ class NestedTraining(Nested):
 
     :meth:`backward` makes the passes, one for each budget, by the network's own forward; once the
     smallest budget is reached there are ``budgets_per_step``, and in a fraction ``full_fraction``
-    of the steps the whole network as well. ``with nested:`` around passes of your own trains one
-    budget a step, the weights in place: call ``opt.step()`` after leaving it.
+    of the steps the whole network as well. Where another loop makes the passes, :meth:`passes` puts
+    the weights of one budget after the other in place, and ``with nested:`` those of one budget a
+    step: call ``opt.step()`` after leaving it.
 
     Budgets count the weights that are ranked; what is not (by default biases and BatchNorm; a
     classifier that :func:`split_parameters` excludes) belongs to every subnetwork. BatchNorm
-    statistics follow the whole network only (the largest one of a step if ``full_fraction`` is 0);
-    :meth:`network` takes them anew.
+    statistics follow the whole network only (the largest one of a step if ``full_fraction`` is 0),
+    in the few steps that train it: :meth:`network` takes them anew, for the whole one as well.
 
     Args:
         model: the network.
@@ -147,7 +148,7 @@ class NestedTraining(Nested):
         self._drawn = self.schedule.several_budgets(
             self.budgets_per_step, self.seed, self._step, self.steps
         )
-        average = isinstance(net, DistributedDataParallel)
+        average = net is not None and averages_gradients(net)
         largest, *others = self._drawn
         for rank in others:
             self._pass(rank, arguments, loss, weight, average=average)
@@ -210,6 +211,38 @@ class NestedTraining(Nested):
 
     # ------------------------------------------------------------------ weights in place
 
+    def passes(self) -> Iterator[float]:
+        """This step's budgets, the smallest first, for passes that another loop makes.
+
+        The weights of each are in place for one turn, whose forward and backward pass belong
+        together; gradients of the turns add up::
+
+            for budget in nested.passes():
+                loss_fn(model(x), y).backward()
+            opt.step()
+        """
+        self._begin_step()
+        self._drawn = self.schedule.several_budgets(
+            self.budgets_per_step, self.seed, self._step, self.steps
+        )
+        for rank in reversed(self._drawn):
+            # A turn masks the gradients of its own; DistributedDataParallel's may be its buckets.
+            before = [
+                (p, p.grad if p.grad is None or p.grad._base is None else p.grad.clone())
+                for p in self._model.parameters()
+            ]
+            self._model.zero_grad(set_to_none=True)
+            self._in_place = self._weights_in_place(rank, largest=rank == self._drawn[0])
+            try:
+                with self._in_place:
+                    yield density_of(rank, self.schedule.min_density)
+            finally:
+                self._in_place = None
+                for p, g in before:
+                    if g is not None:
+                        p.grad = g if p.grad is None else g.add_(p.grad)
+        self._restrict(self._drawn[0])
+
     def __enter__(self) -> NestedTraining:
         self._begin_step()
         self._drawn = (self.schedule.one_budget(self.seed, self._step, self.steps),)
@@ -225,14 +258,14 @@ class NestedTraining(Nested):
             self._restrict(self._drawn[0])
 
     @contextmanager
-    def _weights_in_place(self, rank: int) -> Iterator[None]:
+    def _weights_in_place(self, rank: int, *, largest: bool = True) -> Iterator[None]:
         """The weights of a subnetwork in the parameters themselves; masks their gradients."""
         if rank == WHOLE:
             yield
             return
         swapped = {self._params[name]: ranks > rank for name, ranks in self._by_weight.items()}
         dense = [(p, p.data) for p in swapped]
-        if not self._teaches_batchnorm(rank, largest=True):
+        if not self._teaches_batchnorm(rank, largest=largest):
             dense += [(b, b.data) for b in self._model.buffers()]
         for tensor, data in dense:
             outside = swapped.get(tensor)
@@ -267,7 +300,7 @@ class NestedTraining(Nested):
         filters and neurons that have none.
 
         Args:
-            density: the budget.
+            density: the budget; 1.0 is the whole network.
             recalibrate_on: batches of inputs to take BatchNorm statistics from; by default the last
                 ones that :meth:`backward` has seen.
             small: no difference here; see :meth:`NestedWidths.network`.
@@ -275,5 +308,5 @@ class NestedTraining(Nested):
         mask = self.mask(density)
         net = copied(self._model)
         zero_outside(masked_weights(net, mask))
-        whole = self._rank_for(density) == WHOLE and self.schedule.full_fraction > 0
-        return self._recalibrated(net, recalibrate_on, trained=whole)
+        # The whole network's, too, are those of the last steps that drew it, not of its weights.
+        return self._recalibrated(net, recalibrate_on, trained=False)

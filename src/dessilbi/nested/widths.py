@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.functional import kl_div, log_softmax, softmax
-from torch.nn.parallel import DistributedDataParallel
 
 from dessilbi.graph.copies import copied
+from dessilbi.graph.wrappers import averages_gradients
 from dessilbi.optim import TwinOptimizer
 from dessilbi.path import Mask
 from dessilbi.path.layers import make_layers
@@ -129,7 +129,7 @@ class NestedWidths(Nested):
         self._layers = self._by_filter()
         if branch_at[0] < 1:
             self._refuse_others()
-        self._slicer = Slicer(model, example_input)
+        self._slicer = Slicer(self._model, example_input)
         self._channels = ChannelRanking(self._layers, self._slicer)
         self.dependents = self._channels.dependents()
         self._cuts: dict[int, Cut] = {}
@@ -180,7 +180,7 @@ class NestedWidths(Nested):
             for branch in branches.values():
                 branch.opt.zero_grad()  # as the others' were, perhaps of a step that was given up
         self._drawn = self._draws.ranks(self.seed, self._step, self.steps)
-        average = isinstance(net, DistributedDataParallel)
+        average = net is not None and averages_gradients(net)
         first, *others = self._drawn
         if first == WHOLE:
             output = (self._model if net is None else net)(*arguments)
@@ -296,7 +296,8 @@ class NestedWidths(Nested):
             density: the width.
             recalibrate_on: batches of inputs to take BatchNorm statistics from; by default the last
                 ones that :meth:`backward` has seen, for a width that shares its weights. A branch
-                has statistics of its own from training.
+                has statistics of its own from training, and so has the whole network if every step
+                trains it (``full_fraction`` is 1).
             small: a smaller network of the model's class; ``False`` gives one of the whole size,
                 zero outside of the width.
         """
@@ -306,8 +307,8 @@ class NestedWidths(Nested):
         rank = self._rank_for(density)
         branch = self._branches.by_rank.get(rank)
         if rank == WHOLE:
-            trained = self.schedule.full_fraction > 0
-            return self._recalibrated(copied(self._model), recalibrate_on, trained=trained)
+            each_step = self.schedule.full_fraction >= 1
+            return self._recalibrated(copied(self._model), recalibrate_on, trained=each_step)
         cut = self._cut(rank)
         net = narrow_copy(self._model, cut) if branch is None else copied(branch.model)
         self._recalibrated(net, recalibrate_on, trained=branch is not None)

@@ -4,6 +4,7 @@ from dessilbi.graph.macs import count_macs_per_weight
 
 from ._file import FormatError
 from .layers import Layer
+from .macs import macs
 from .mask import Mask
 from .orders import DEFAULT_ORDER, DEFAULT_SCALE, ORDERS, SCALES
 from .recorder import PathRecorder
@@ -22,5 +23,6 @@ __all__ = [
     "SolutionPath",
     "StabilityRule",
     "count_macs_per_weight",
+    "macs",
     "support_distance",
 ]

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from dessilbi.graph.wrappers import bare_optimizer
 from dessilbi.optim.hooks import Attached
 from dessilbi.optim.prox import active
 from dessilbi.optim.twin import TwinOptimizer
 
+from ._entry import warn_if_late
 from ._measure import make_ranking, measure
 from ._snapshots import Snapshot
 from .solution_path import SolutionPath
@@ -20,7 +22,9 @@ from .twins import grouped_weights, twins_by_name
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import nn
+    from torch.optim import Optimizer
 
+    from ._measure import Measured
     from ._ranking import NestedRun
     from .layers import Layer
 
@@ -38,7 +42,7 @@ class PathRecorder(Attached):
 
     Args:
         model: gives the parameters their names.
-        opt: the optimizer to watch.
+        opt: the optimizer to watch, a :class:`DessiLBI` or :class:`SplitLBI`, perhaps wrapped.
         path: an earlier path to go on with, which is copied; cut it to the checkpoint with
             :meth:`SolutionPath.truncated`, and load the checkpoint into ``opt`` first.
         step: steps done so far, if ``path`` is to be cut there.
@@ -57,13 +61,16 @@ class PathRecorder(Attached):
     def __init__(
         self,
         model: nn.Module,
-        opt: TwinOptimizer,
+        opt: Optimizer,
         path: SolutionPath | None = None,
         step: int | None = None,
         nested: NestedRun | None = None,
     ) -> None:
+        opt = bare_optimizer(opt)
         if not isinstance(opt, TwinOptimizer):
-            raise TypeError(f"opt must be a DessiLBI or SplitLBI optimizer, got {_described(opt)}")
+            raise TypeError(
+                f"opt must be a DessiLBI or SplitLBI optimizer, got {type(opt).__name__}"
+            )
         self._opt, self._nested = opt, nested
         self._params = twins_by_name(model, opt)
         _, layers = grouped_weights(model, opt.param_groups)
@@ -91,6 +98,7 @@ class PathRecorder(Attached):
         if path is None:
             # An optimizer that goes on, as a rewound one: what is inside was so from the beginning.
             self._note(self._activity())
+        self._looked = False
         self._handles = (opt.register_step_post_hook(self._after_step),)
 
     @property
@@ -164,11 +172,23 @@ class PathRecorder(Attached):
             )
         )
         path.ranking = make_ranking(path.layers, measured, self._nested)
+        self._look_ahead(dict(zip(path.layers, measured, strict=True)))
 
-
-def _described(opt: object) -> str:
-    wraps = isinstance(getattr(opt, "optimizer", None), TwinOptimizer)
-    return type(opt).__name__ + ("; it wraps one: opt.optimizer" if wraps else "")
+    def _look_ahead(self, measured: dict[Layer, Measured]) -> None:
+        """Say once, and early, if the settings let nothing enter."""
+        path = self.path
+        if self._looked or path.step == 0:
+            return
+        self._looked = True
+        begun = len(path.event_log.all().steps) > 0 or any(s.counts.any() for s in path.snapshots)
+        if begun or self._nested is not None:  # which ranks without the twin
+            return
+        now, before = path.snapshots[-1], path.snapshots[-2:-1]
+        steps, epochs = path.step, now.epoch
+        if before:
+            steps, epochs = now.step - before[0].step, now.epoch - before[0].epoch
+        if steps > 0:
+            warn_if_late(self._opt, self._params, measured, path.step, steps / max(epochs, 1))
 
 
 def _check_same_layers(recorded: tuple[Layer, ...], present: tuple[Layer, ...]) -> None:

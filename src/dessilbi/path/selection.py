@@ -50,8 +50,8 @@ class Budget:
             raise ValueError("per_layer is a budget and cannot be combined with epoch")
         if (self.macs is None) != (self.macs_per_weight is None):
             raise ValueError(
-                "macs and macs_per_weight belong together; "
-                "count_macs_per_weight(model, example_input) counts the latter"
+                "macs and macs_per_weight belong together; macs=..., model=model, "
+                "example_input=x counts the latter"
             )
         _check_density("density", self.density)
         for name in ("parameters", "macs"):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
+
+from dessilbi.graph.macs import count_macs_per_weight
 
 from . import _path_file
 from ._events import EventLog, Events
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from numpy.typing import NDArray
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from ._ranking import Ranking
     from ._snapshots import Snapshot
@@ -193,6 +195,8 @@ class SolutionPath:
         parameters: int | None = None,
         macs: float | None = None,
         macs_per_weight: Mapping[str, float] | None = None,
+        model: nn.Module | None = None,
+        example_input: Any = None,
         per_layer: float | Mapping[str, float] | None = None,
         order: str | None = None,
         scale: Scale = DEFAULT_SCALE,
@@ -213,9 +217,12 @@ class SolutionPath:
             epoch: a recorded epoch: its support as it was.
             density: budget as a fraction of the weights.
             parameters: budget as a number of weights.
-            macs: budget in multiply-adds, with ``macs_per_weight``, the multiply-adds that one
-                weight of a layer takes part in (:func:`count_macs_per_weight`).
-            macs_per_weight: see ``macs``.
+            macs: budget in multiply-adds, for one example; they are counted by following
+                ``example_input`` through ``model``, or given as ``macs_per_weight``.
+            macs_per_weight: the multiply-adds that one weight of a layer takes part in, by layer,
+                as :func:`count_macs_per_weight` counts them.
+            model: the network, for ``macs``; its weights do not matter.
+            example_input: a batch, or a tuple of arguments whose first is one, for ``macs``.
             per_layer: density by layer (or one for every layer). Layers that it does not name share
                 ``density``, ``parameters`` or ``macs``, which then count those layers only.
             order: how groups are ranked, a name in :data:`ORDERS`; :attr:`default_order` if not
@@ -227,6 +234,13 @@ class SolutionPath:
             layers: the layers to choose from, all by default; the others are not in the mask, and
                 densities count these layers only.
         """
+        if model is not None or example_input is not None:
+            if model is None or example_input is None or macs is None or macs_per_weight:
+                raise ValueError(
+                    "model and example_input count what macs= compares: give both, and macs, and "
+                    "no macs_per_weight"
+                )
+            macs_per_weight = count_macs_per_weight(model, example_input)
         budget = Budget(epoch, density, parameters, macs, macs_per_weight, per_layer)
         order = self.default_order if order is None else order
         return select(self, budget, order=order, scale=scale, min_groups=min_groups, layers=layers)

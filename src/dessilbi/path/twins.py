@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dessilbi.graph.names import named_weights
+from dessilbi.graph.wrappers import bare_model
 from dessilbi.optim import GroupLasso, split_parameters
 from dessilbi.optim.dtensor import is_dtensor
 from dessilbi.optim.prox import dims_of, resolve_penalty
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 def twins_by_name(model: nn.Module, opt: TwinOptimizer) -> dict[str, Tensor]:
     """Parameters with a twin, as the model calls them: the optimizer may not know names."""
-    names = {id(p): name for name, p in model.named_parameters()}
+    names = {id(p): name for name, p in bare_model(model).named_parameters()}
     found = {}
     for given, p in opt.twins():
         if id(p) not in names:
@@ -61,7 +62,7 @@ def ranked_weights(
     if groups is None:
         groups = opt.param_groups
         if not any("penalty" in group for group in groups):
-            groups = split_parameters(model)
+            groups = split_parameters(bare_model(model))
     return grouped_weights(model, groups)
 
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._pytree import tree_map
+
+from dessilbi.graph.wrappers import bare_model
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from torch import Tensor
 
@@ -43,7 +48,7 @@ def restore_statistics(statistics: Statistics) -> None:
 
 
 @torch.no_grad()
-def recalibrate_batchnorm(model: nn.Module, inputs: Iterable[Any]) -> None:
+def recalibrate_batchnorm(model: nn.Module, inputs: Tensor | Iterable[Any]) -> None:
     """Measure the running statistics of every BatchNorm layer anew, over ``inputs``.
 
     Projected weights send other activations through the network than the ones its BatchNorm layers
@@ -57,9 +62,17 @@ def recalibrate_batchnorm(model: nn.Module, inputs: Iterable[Any]) -> None:
 
     Args:
         model: the network, weights as they are to be used.
-        inputs: batches of training inputs, or tuples of arguments; a few thousand images are
-            enough.
+        inputs: a batch of training inputs, or several, as a DataLoader gives them; a few thousand
+            images are enough. A tensor or a tuple is the arguments of a call, a dictionary its
+            keywords. Of a list, as of inputs and labels, the first are taken, as many as the
+            network must be given; of a tuple, too, if it cannot take them all.
+
+    Example:
+        >>> from torch.utils.data import DataLoader, TensorDataset
+        >>> loader = DataLoader(TensorDataset(torch.randn(64, 8), torch.zeros(64)), batch_size=16)
+        >>> recalibrate_batchnorm(nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4)), loader)
     """
+    model = bare_model(model)
     norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
     if not norms:
         return
@@ -73,8 +86,8 @@ def recalibrate_batchnorm(model: nn.Module, inputs: Iterable[Any]) -> None:
             m.momentum = None  # cumulative average
             m.train()
         seen = False
-        for x in inputs:
-            model(*x) if isinstance(x, tuple) else model(x)
+        for batch in [inputs] if isinstance(inputs, torch.Tensor) else inputs:
+            _run(model, batch)
             seen = True
         if not seen:
             raise ValueError("recalibrate_batchnorm needs at least one batch of inputs, got none")
@@ -86,3 +99,31 @@ def recalibrate_batchnorm(model: nn.Module, inputs: Iterable[Any]) -> None:
             m.momentum = momentum
         for module, mode in modes.items():
             module.training = mode
+
+
+def _run(model: nn.Module, batch: Any) -> None:
+    """A forward pass on what a data loader gives."""
+    weight = next(model.parameters(), None)
+    if weight is not None:  # a loader's batches are on the CPU
+        batch = tree_map(lambda t: t.to(weight.device) if isinstance(t, torch.Tensor) else t, batch)
+    if isinstance(batch, Mapping):
+        model(**batch)
+    elif isinstance(batch, list | tuple):
+        model(*_inputs(model.forward, batch))
+    else:
+        model(batch)
+
+
+def _inputs(forward: Callable[..., Any], batch: list[Any] | tuple[Any, ...]) -> tuple[Any, ...]:
+    """What of a batch are inputs: labels come after them."""
+    signature = inspect.signature(forward)
+    if isinstance(batch, tuple):
+        try:
+            signature.bind(*batch)
+        except TypeError:
+            pass  # more than it takes
+        else:
+            return batch
+    given = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    needed = [p for p in signature.parameters.values() if p.kind in given and p.default is p.empty]
+    return tuple(batch[: max(len(needed), 1)])

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 
+from dessilbi.graph.wrappers import bare_optimizer
 from dessilbi.optim.hooks import Attached
 from dessilbi.path.twins import twins_by_name
 
@@ -35,6 +36,7 @@ class FrozenSupport(Attached):
         if not nu > 0:
             raise ValueError(f"nu must be > 0, got {nu!r}")
         self.nu = nu
+        opt = cast("TwinOptimizer", bare_optimizer(opt))
         self._opt = opt
         self._params = twins_by_name(model, opt)
         self._outside = {name: ~opt.support(p) for name, p in self._params.items()}
@@ -51,6 +53,7 @@ class FrozenSupport(Attached):
             V = self._opt.state[p].get("v")
             if V is not None:
                 V.masked_fill_(outside, 0)
+        torch.clear_autocast_cache()
 
     def state_dict(self) -> dict[str, Tensor]:
         """What a checkpoint must keep: which weights are outside."""

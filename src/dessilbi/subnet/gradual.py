@@ -8,6 +8,7 @@ import torch
 
 from dessilbi.graph.macs import count_macs_per_weight
 from dessilbi.graph.names import named_weights
+from dessilbi.graph.wrappers import bare_model, bare_optimizer
 from dessilbi.optim.hooks import Attached
 from dessilbi.optim.twin import TwinOptimizer
 from dessilbi.path import Mask
@@ -94,6 +95,7 @@ class GradualPruning(Attached):
         min_groups: int = 1,
         per_layer: bool | None = None,
     ) -> None:
+        model, opt = bare_model(model), bare_optimizer(opt)
         budgets = {"density": density, "groups": groups, "macs": macs}
         given = {name: value for name, value in budgets.items() if value is not None}
         if len(given) != 1:

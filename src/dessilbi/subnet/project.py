@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from dessilbi.graph.names import named_weights
+from dessilbi.graph.wrappers import bare_optimizer
 from dessilbi.optim.hooks import Attached
 from dessilbi.path.mask import Mask
 
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def project(model: nn.Module, mask: Mapping[str, Tensor]) -> Iterator[nn.Module]:
+def project(
+    model: nn.Module, mask: Mapping[str, Tensor], *, allow_empty: bool = False
+) -> Iterator[nn.Module]:
     """Within the context every weight off the mask is zero; afterwards the dense weights are back.
 
     They come back bit for bit, also when the body raises, and the running statistics of BatchNorm
@@ -33,6 +36,8 @@ def project(model: nn.Module, mask: Mapping[str, Tensor]) -> Iterator[nn.Module]
         model: the network.
         mask: which weights stay, a :class:`Mask` or ``opt.mask()``; parameters that it does
             not name stay as they are.
+        allow_empty: whether the mask may keep nothing, as that of an optimizer does whose Gamma is
+            still zero. What is left then gives the same output for every input.
 
     Example:
         >>> model, x = nn.Linear(8, 2), torch.ones(3, 8)
@@ -43,6 +48,12 @@ def project(model: nn.Module, mask: Mapping[str, Tensor]) -> Iterator[nn.Module]
         (4, 16)
     """
     kept = masked_weights(model, mask)
+    if kept and not allow_empty and not any(bool(keep.any()) for _, keep in kept):
+        raise ValueError(
+            f"the mask keeps none of {sum(keep.numel() for _, keep in kept)} weights: nothing has "
+            "entered Gamma yet, or no group fits the budget. Train on, with a smaller nu or lambd "
+            "if need be, or take a larger budget; allow_empty=True evaluates what is left"
+        )
     dense = [p.detach().clone() for p, _ in kept]
     statistics = copy_statistics(model)
     try:
@@ -52,6 +63,7 @@ def project(model: nn.Module, mask: Mapping[str, Tensor]) -> Iterator[nn.Module]
         with torch.no_grad():
             for (p, _), weights in zip(kept, dense, strict=True):
                 p.copy_(weights)
+        torch.clear_autocast_cache()
         restore_statistics(statistics)
 
 
@@ -69,7 +81,9 @@ class HeldMask(Attached):
 
     def __init__(self, model: nn.Module, mask: Mapping[str, Tensor], optimizer: Optimizer) -> None:
         self._kept = masked_weights(model, mask)
-        self._handles = (optimizer.register_step_post_hook(lambda *_: self.apply()),)
+        self._handles = (
+            bare_optimizer(optimizer).register_step_post_hook(lambda *_: self.apply()),
+        )
         self.apply()
 
     def apply(self) -> None:
@@ -91,3 +105,4 @@ def zero_outside(kept: list[tuple[Tensor, Tensor]]) -> None:
     # masked_fill, not multiplication: 0 * inf is not 0.
     for p, keep in kept:
         p.masked_fill_(~keep, 0)
+    torch.clear_autocast_cache()  # it knows weights by their identity, not by what is in them

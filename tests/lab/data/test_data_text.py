@@ -148,4 +148,4 @@ def test_a_text_has_no_layout(folder):
         warnings.simplefilter("error")
         data = load_dataset("my.txt", data_dir=folder, context=8)
     assert data.is_text
-    assert data.channels_first().train is data.train
+    assert data.laid_out(channels_last=False).train is data.train

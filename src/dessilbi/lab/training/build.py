@@ -59,9 +59,17 @@ def _augmentation(config: DataConfig, usual: Augmentation | None) -> Augmentatio
     return replace(usual, pad=pad, alternating=config.flip == "alternating")
 
 
-def laid_out_for(model: nn.Module, data: Dataset) -> Dataset:
-    """The data with its images laid out in memory as a network can be trained on them."""
-    return data.channels_first() if needs_channels_first(model) else data
+def laid_out_for(model: nn.Module, data: Dataset, *, half: bool = False) -> Dataset:
+    """The data with its images laid out in memory as a network can be trained on them.
+
+    Args:
+        model: the network.
+        data: what it is trained on.
+        half: whether passes are in half precision, which GPUs too are fast at channels-last.
+    """
+    if needs_channels_first(model):
+        return data.laid_out(channels_last=False)
+    return data.laid_out(channels_last=True) if half else data
 
 
 def needs_channels_first(model: nn.Module) -> bool:

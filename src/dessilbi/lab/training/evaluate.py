@@ -91,7 +91,7 @@ def evaluate_sparse(
 
     Statistics are recalibrated on the first training images and given back afterwards.
     """
-    with project(model, optimizer.mask(model)):
+    with project(model, optimizer.mask(model), allow_empty=True):
         sparse = evaluate(model, split)
         if not has_batchnorm(model):
             return sparse, sparse

@@ -89,7 +89,7 @@ class Training:
         """Everything that the configuration asks for."""
         data = load_data(config, options.data_dir, options.download, device)
         model = fresh_network(config, data).to(device)
-        data = laid_out_for(model, data)
+        data = laid_out_for(model, data, half=config.precision != "full")
         steps_per_epoch = count_batches(len(data.train), config.batch_size)
         optimizer = make_optimizer(
             model, config.optimizer, data.shape, total_factor=run_factor(config, steps_per_epoch)
