@@ -82,13 +82,13 @@ def test_a_job_waits_for_what_it_needs_and_is_given_its_run() -> None:
     assert {o.status for o in found.values()} == {"done"}
 
 
-def test_a_failed_job_is_tried_once_more_and_the_rest_goes_on() -> None:
-    script = Script({"a": [FAILED], "b": [FAILED, -9, DONE]})
+def test_a_failed_job_takes_those_that_need_it_along_and_the_rest_goes_on() -> None:
+    script = Script({"b": [FAILED]})
     found = outcomes([job("a"), job("b"), job("c"), job("d", "b"), job("e", "d")], script)
     assert [found[key].status for key in "abcde"] == [
         "done", "failed", "done", "skipped", "skipped",
     ]  # fmt: skip
-    assert script.started == ["a", "b", "c", "a", "b"], "the second attempt comes after the others"
+    assert script.started == ["a", "b", "c"]
     assert found["b"].message == "no luck"
     assert found["e"].message == "needs d, which failed"
 
@@ -270,10 +270,7 @@ def test_a_stopped_sweep_stops_its_runs_and_goes_on_later(
     assert_same_run(run, uninterrupted(LONG, tmp_path / "reference"))
 
 
-def test_processes_run_side_by_side_and_report_a_failure_with_their_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dessilbi.paper.sweep.ATTEMPTS", 1)
+def test_processes_run_side_by_side_and_report_a_failure_with_their_log(tmp_path: Path) -> None:
     jobs = [Job(key="bad/one", config=BROKEN), Job(key="good", config=QUICK)]
     executor = Processes(2, tmp_path / "logs")
     found = Sweep(jobs, executor, RunOptions(runs=tmp_path), threads=1).run()

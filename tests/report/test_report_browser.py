@@ -120,7 +120,7 @@ def press(page: Any, key: str) -> None:
 def test_every_panel_is_drawn(browser: Any, files: dict[str, Path], name: str) -> None:
     with opened(browser, files[name]) as page:
         keys = page.evaluate(KEYS)
-        assert len(keys) == {"one": 11, "three": 11, "plain": 2}[name]
+        assert len(keys) == {"one": 10, "three": 10, "plain": 2}[name]
         for key in keys:
             assert colours(page, key) > 5, f"panel {key} is empty"
             assert page.inner_text(f"#panel-{key} .readout")
@@ -148,7 +148,7 @@ def test_layer_selector(browser: Any, files: dict[str, Path]) -> None:
         moved = changed(before, ink(page))
         assert {"paths", "next", "filters", "densities", "entries"} <= moved
         assert "one by one" in page.inner_text("#panel-next .readout")
-        assert {"accuracy", "loss", "overlap"}.isdisjoint(moved)
+        assert {"accuracy", "loss"}.isdisjoint(moved)
 
 
 def test_hover_names_the_filter_and_shows_it(browser: Any, files: dict[str, Path]) -> None:
@@ -212,7 +212,7 @@ def test_runs_are_chosen(browser: Any, files: dict[str, Path]) -> None:
     with opened(browser, files["three"]) as page:
         before = ink(page)
         page.select_option("#run", "1")
-        assert {"paths", "entries", "overlap"} <= changed(before, ink(page))
+        assert {"paths", "entries"} <= changed(before, ink(page))
         page.select_option("#run", "2")
         page.evaluate(FRAMES)
         assert page.evaluate(KEYS) == ["accuracy", "loss", "budgets", "gap", "augmented"]

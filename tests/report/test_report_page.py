@@ -59,7 +59,7 @@ def test_nothing_is_fetched(page: str) -> None:
 def test_panels_of_a_run_with_a_path(page: str) -> None:
     assert keys_of(page) == [
         "accuracy", "loss", "paths", "entries", "next", "densities", "filters", "budgets",
-        "overlap", "gap", "augmented",
+        "gap", "augmented",
     ]  # fmt: skip
 
 
@@ -168,7 +168,7 @@ def test_runs_of_one_name_are_told_apart(run: RunDir, tmp_path: Path) -> None:
 def test_figures_of_a_path(run: RunDir, tmp_path: Path) -> None:
     files = write_figures([run.path], tmp_path / "out", ["pdf"])
     assert {file.stem for file in files} == {
-        "accuracy", "loss", "budgets", "gap", "augmented", "paths", "entries", "overlap",
+        "accuracy", "loss", "budgets", "gap", "augmented", "paths", "entries",
     }  # fmt: skip
 
 

@@ -45,18 +45,8 @@ def reproduce(
 
     A result that is there stays when its run is made again and fails.
 
-    Args:
-        recipe: what to reproduce.
-        scale: how large.
-        executor: where runs happen.
-        options: folders and device of the runs.
-        folder: where the results are kept.
-        seeds: number of seeds; by default the scale's.
-        threads: threads of each run.
-        reuse: take what is in the results as done, even where the run directories are gone.
-        only: leave out the runs whose key does not contain this.
-        log: is given a line for whatever happens.
-        failed: is given the key of each run that failed, could not be measured or was skipped.
+    The options are those of the command; ``log`` is given a line for whatever happens, ``failed``
+    the key of each run that failed, could not be measured or was skipped.
 
     Raises:
         Interrupted: stopped; the same call goes on.

@@ -8,11 +8,10 @@ import numpy as np
 
 from dessilbi._style import OKABE_ITO
 from dessilbi.report.filters import best_layer, short, unit_word
-from dessilbi.report.pictures import entry_map, entry_picture, overlap_picture
+from dessilbi.report.pictures import entry_map, entry_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
 
     from dessilbi.path import SolutionPath
@@ -141,6 +140,9 @@ def paths(run: RunData, layer: str | None = None) -> Figure:
 
 def entries(run: RunData) -> Figure:
     """Every filter of the net against epochs, coloured by the epoch of its entry."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+
     path, filters, _ = _of(run, None)
     last = path.epochs[-1]
     picture = np.concatenate([entry_picture(filters, one.name, last) for one in path.layers])
@@ -149,7 +151,8 @@ def entries(run: RunData) -> Figure:
     axes.set_facecolor("#e8e8e8")
     extent = (path.epochs[0] - 0.5, last + 0.5, len(picture), 0)
     axes.imshow(picture, aspect="auto", extent=extent, interpolation="nearest")
-    _colour_bar(figure, axes, entry_map(), max(last, 1), "epoch of entry")
+    scale = ScalarMappable(Normalize(0, max(last, 1)), entry_map())
+    figure.colorbar(scale, ax=axes, label="epoch of entry", pad=0.02)
     slices = [filters.rows(layer.name) for layer in path.layers]
     for rows in slices[1:]:
         axes.axhline(rows.start, color="white", linewidth=0.6)
@@ -160,33 +163,6 @@ def entries(run: RunData) -> Figure:
     axes.set_title("Who entered when")
     whole_epochs(axes)
     return figure
-
-
-def overlap(run: RunData) -> Figure | None:
-    """Overlap of the supports of every two epochs."""
-    found = run.overlap
-    if found is None:
-        return None
-    figure = new_figure(COLUMN, 2.8)
-    axes = figure.add_subplot()
-    ends = (found.epochs[0] - 0.5, found.epochs[-1] + 0.5)
-    axes.imshow(overlap_picture(found.shares), extent=(*ends, *ends), interpolation="nearest")
-    _colour_bar(figure, axes, "cividis", 100, "overlap, %")
-    axes.grid(visible=False)
-    axes.set_ylabel("epoch")
-    axes.set_title("Support overlap")
-    whole_epochs(axes)
-    return figure
-
-
-def _colour_bar(
-    figure: Figure, axes: Axes, colours: str | Colormap, high: float, label: str
-) -> None:
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import Normalize
-
-    scale = ScalarMappable(Normalize(0, high), colours)
-    figure.colorbar(scale, ax=axes, label=label, pad=0.02)
 
 
 def _of(run: RunData, layer: str | None) -> tuple[SolutionPath, Filters, str]:

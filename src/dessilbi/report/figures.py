@@ -36,7 +36,6 @@ def make_figures(runs: Sequence[RunData], layer: str | None = None) -> dict[str,
         makers |= {
             "paths": lambda: drawings.paths(shown, layer),
             "entries": lambda: drawings.entries(shown),
-            "overlap": lambda: drawings.overlap(shown),
         }
     with mpl.rc_context(drawings.STYLE):
         made = {key: make() for key, make in makers.items()}

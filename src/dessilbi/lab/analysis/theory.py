@@ -44,15 +44,7 @@ class Point(NamedTuple):
 class Study:
     """A configuration with its data and network, and the points of a run.
 
-    Args:
-        config: of the run, or one that has not been run.
-        run: its directory, if there is one.
-        images: training images that the loss is taken over, chosen at random.
-        iterations: most products with the Hessian at each point.
-        seed: chooses the images and the start of the iteration; by default the configuration's.
-        data_dir: where the data lies.
-        download: whether it may be fetched.
-        device: where to compute.
+    The options are those of ``dessilbi theory``; without a run, its points are the initial weights.
     """
 
     def __init__(

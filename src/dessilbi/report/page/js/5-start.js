@@ -82,7 +82,7 @@ function updateFigures() {
 }
 
 async function start() {
-  const specs = { paths: pathsSpec, entries: entriesSpec, next: nextSpec, densities: densitiesSpec, filters: filtersSpec, overlap: overlapSpec };
+  const specs = { paths: pathsSpec, entries: entriesSpec, next: nextSpec, densities: densitiesSpec, filters: filtersSpec };
   report = await decode();
   state.run = Math.max(report.runs.findIndex((one) => one.path), 0);
   state.epoch = report.epochs.at(-1);
