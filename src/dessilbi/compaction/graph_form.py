@@ -265,6 +265,8 @@ def _with_mode(root: nn.Module, graph: fx.Graph, node: fx.Node, whole: dict[str,
     if node.op != "call_function":
         return
     name = operator_name(node)
+    if name in ("view", "_unsafe_view"):  # the memory format may be another one
+        node.target = torch.ops.aten.reshape.default
     if node.target is torch.ops.dessilbi.whole.default:
         tensors: Any = node.args[1]
         with graph.inserting_before(node):

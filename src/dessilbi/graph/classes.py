@@ -31,10 +31,12 @@ class Classes:
     def tie(self, some: Tensor, others: Tensor) -> None:
         """Make two tensors of numbers the same, one by one; shapes broadcast."""
         some, others = torch.broadcast_tensors(some, others)
-        pairs = torch.stack([some.reshape(-1), others.reshape(-1)])
-        pairs = pairs[:, pairs[0] != pairs[1]]
-        if pairs.numel():
-            self._edges.append(torch.unique(pairs, dim=1))
+        a, b = some.reshape(-1), others.reshape(-1)
+        differ = a != b
+        if bool(differ.any()):
+            # Each pair once, as one number.
+            pairs = torch.unique(a[differ] * self._count + b[differ])
+            self._edges.append(torch.stack([pairs // self._count, pairs % self._count]))
 
     def hold(self, numbers: Tensor) -> None:
         """These cannot leave."""

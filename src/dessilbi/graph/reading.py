@@ -115,7 +115,9 @@ def _read(model: nn.Module, example: Example) -> Network:
                 whole.append(inside)
     module = program.module(check_guards=False)
     if not made_functional(module.graph):
-        module = program.run_decompositions({}).module(check_guards=False)
+        with warnings.catch_warnings(), _quiet():
+            warnings.simplefilter("ignore")
+            module = program.run_decompositions({}).module(check_guards=False)
     graph = module.graph
     calls = {
         n.name: whole[int(n.args[0])]  # type: ignore[call-overload]

@@ -61,8 +61,8 @@ def tied_channels(model: nn.Module, example_input: Any, *, blocks: bool = False)
             number must then be told of it.
 
     Example:
-        >>> net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 2, 3))
-        >>> pixels, hidden, outputs = tied_channels(net, torch.zeros(1, 1, 8, 8))
+        >>> net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 2, 3))
+        >>> pixels, hidden, outputs = tied_channels(net, torch.zeros(1, 3, 8, 8))
         >>> [(m.parameter, m.dim) for m in hidden.members]
         [('0.weight', 0), ('0.bias', 0), ('1.weight', 0), ('1.bias', 0), ('2.weight', 1)]
     """
