@@ -15,7 +15,7 @@ from .errors import CompactError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-FORMAT, VERSION = "dessilbi-compact", 3
+FORMAT, VERSION = "dessilbi-compact", 2
 
 Form = Literal["modules", "graph"]
 
