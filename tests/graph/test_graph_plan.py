@@ -30,7 +30,7 @@ def test_other_text_is_refused(text: str) -> None:
 
 def test_a_plan_comes_back_from_json() -> None:
     tensors = {
-        "conv.weight": TensorCut({0: (0, 2, 3), 1: (1,)}, 4, 2),
+        "conv.weight": TensorCut({0: (0, 2, 3), 1: (1,)}, 4, 2, (4, 1, 3, 3)),
         "bn.weight": TensorCut({0: (0, 1)}),
     }
     nodes = {
@@ -38,7 +38,9 @@ def test_a_plan_comes_back_from_json() -> None:
         "view": NodeCut("numbers", numbers={"1.2": 5}),
         "split": NodeCut("numbers", numbers={"1": [2, 3]}, operator="split_with_sizes"),
     }
-    plan = Plan("0123456789abcdef", "graph", tensors, ("fc.weight",), {"a.heads": 2}, nodes, [[], {}])
+    plan = Plan(
+        "0123456789abcdef", "graph", tensors, ("fc.weight",), {"a.heads": 2}, nodes, [[], {}]
+    )
     assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
@@ -31,6 +31,7 @@ from .autotune import BATCH, is_channels_last, is_faster, may_be_channels_last
 from .cutting import Cut, Cutter
 from .graph_form import set_state
 from .optimizer_state import cut_optimizer
+from .pretrained import save_pretrained
 from .report import Report, Size, measure
 from .serialization import save_compact
 
@@ -62,6 +63,19 @@ class Compact:
     """In the mode that the model was in; parameters have the names that they had."""
     report: Report
     plan: Plan
+    example: Example = field(repr=False)
+    """What it was checked on."""
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write a Hugging Face model for ``AutoModel...from_pretrained``, with no code of ours.
+
+        Its layers must be of equal sizes, and its config able to say them; what is written is
+        checked to be the same function. Otherwise :meth:`save` takes any sizes.
+
+        Args:
+            folder: made if needed.
+        """
+        save_pretrained(self.model, self.plan, self.example, folder)
 
     def save(
         self, folder: str | Path, constructor: str, arguments: Mapping[str, Any] | None = None
@@ -191,7 +205,7 @@ def compact(
     )
     _same_modes(small, model, final.plan.form)
     _warn_if_nothing(report, mask)
-    return Compact(small, report, final.plan)
+    return Compact(small, report, final.plan, example)
 
 
 def masked_copy(model: nn.Module, mask: Mapping[str, Tensor]) -> nn.Module:

@@ -18,6 +18,7 @@ from torch import fx, nn
 
 from dessilbi.graph.matrix import GroupedConvolution, Matrix
 from dessilbi.graph.steps import Join
+from dessilbi.graph.values import broadcast
 
 from .latency import side_by_side, steady_clock
 
@@ -59,7 +60,7 @@ def scatterable(analysis: Analysis, kept: Kept) -> list[dict[str, int]]:
                 continue
             varies = torch.ones_like(stays)
             if value.constant is not None:
-                shape = torch.broadcast_shapes(value.constant.shape, factor.shape)
+                shape = broadcast(value.constant.shape, factor.shape)
                 varies = value.constant.isnan().expand(shape).reshape(-1)
             if 0 < (count := int((stays & varies).sum())) < int(stays.sum()):
                 alive[side] = count

@@ -6,7 +6,6 @@ import hashlib
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
-import torch
 from torch import Tensor, nn
 
 from dessilbi.graph.analysis import Analysis
@@ -143,20 +142,19 @@ class Cutter:
                 step.write(kept, draft)
         tensors = {}
         for leaf in analysis.leaves.values():
-            stays = {
-                d: kept.of(ids) for d, ids in enumerate(leaf.ids) if ids is not None
-            }
+            stays = {d: kept.of(ids) for d, ids in enumerate(leaf.ids) if ids is not None}
             if leaf.name in draft.groups:
                 columns, groups, groups_left, _ = draft.groups[leaf.name]
                 stays.pop(1, None)
                 found = {d: _indices(s) for d, s in stays.items()}
                 found[1] = tuple(columns.tolist())
-                tensors[leaf.name] = TensorCut(found, groups, groups_left)
+                shape = tuple(leaf.tensor.shape)
+                tensors[leaf.name] = TensorCut(found, groups, groups_left, shape)
                 continue
             found = {d: _indices(s) for d, s in stays.items() if not bool(s.all())}
             used = vanish or leaf.name in analysis.uses
             if found and used and all(found.values()):
-                tensors[leaf.name] = TensorCut(found)
+                tensors[leaf.name] = TensorCut(found, shape=tuple(leaf.tensor.shape))
         plan = Plan(self.fingerprint, "modules", tensors, tuple(draft.biases))
         return plan, draft.values
 
@@ -181,4 +179,3 @@ def described(example: Example) -> list[object]:
 
 def _indices(stays: Tensor) -> tuple[int, ...]:
     return tuple(stays.nonzero().flatten().tolist())
-

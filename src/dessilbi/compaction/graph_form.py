@@ -1,7 +1,8 @@
-"""The smaller network as a graph of operators, where the user's code cannot run with fewer channels."""
+"""The smaller network as a graph of operators, for code that names sizes."""
 
 from __future__ import annotations
 
+import operator
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +30,7 @@ if TYPE_CHECKING:
 # ---------------------------------------------------------------------- what changes
 
 
-def node_cuts(
-    analysis: Analysis, kept: Kept
-) -> tuple[dict[str, NodeCut], dict[str, Tensor]]:
+def node_cuts(analysis: Analysis, kept: Kept) -> tuple[dict[str, NodeCut], dict[str, Tensor]]:
     """The calls of a graph that change, and the values of the constants in them."""
     cuts: dict[str, NodeCut] = {}
     values: dict[str, Tensor] = {}
@@ -151,8 +150,8 @@ def build_graph(plan: Plan, network: Network, model: nn.Module) -> fx.GraphModul
         _put(root, name, deepcopy(model.get_submodule(name)))
     for name in plan.biases:
         _use_bias(graph, name)
-    for name, cut in plan.nodes.items():
-        _cut_node(root, graph, nodes[name], cut)
+    for name, change in plan.nodes.items():
+        _cut_node(root, graph, nodes[name], change)
     for node in list(graph.nodes):
         _with_mode(root, graph, node, network.whole)
     small = OperatorGraph(root, graph, type(model).__name__)
@@ -197,9 +196,10 @@ def _rows(graph: fx.Graph, name: str, weight: Tensor) -> int:
 
 
 def _user(graph: fx.Graph, name: str) -> fx.Node:
-    return next(
+    users: list[fx.Node] = [
         u for n in graph.nodes if n.op == "get_attr" and n.target == name for u in n.users
-    )
+    ]
+    return users[0]
 
 
 def _use_bias(graph: fx.Graph, name: str) -> None:
@@ -239,7 +239,8 @@ def _cut_node(root: nn.Module, graph: fx.Graph, node: fx.Node, cut: NodeCut) -> 
 
 def _renumber(node: fx.Node, cut: NodeCut) -> None:
     args: list[Any] = list(node.args)
-    defaults = node.target._schema.arguments if hasattr(node.target, "_schema") else ()  # type: ignore[union-attr]
+    schema: Any = getattr(node.target, "_schema", None)
+    defaults = schema.arguments if schema is not None else ()
     kwargs = dict(node.kwargs)
     for path, number in cut.numbers.items():
         at, _, entry = path.partition(".")
@@ -249,6 +250,8 @@ def _renumber(node: fx.Node, cut: NodeCut) -> None:
             args.append(kwargs.pop(argument.name, argument.default_value))
         if entry:
             args[position] = [*args[position]]
+            if isinstance(number, dict):
+                number = _times(node.graph, args[position][int(entry)], number["examples"])
             args[position][int(entry)] = number
         else:
             args[position] = number
@@ -258,6 +261,13 @@ def _renumber(node: fx.Node, cut: NodeCut) -> None:
     elif cut.operator == "index_select":
         node.target, args, kwargs = picked, [args[0], args[1], args[2]], {}
     node.args, node.kwargs = tuple(args), kwargs
+
+
+def _times(graph: fx.Graph, size: fx.Node, factor: int) -> fx.Node:
+    """The number of examples, times a factor; ``size`` was such a number."""
+    count: Any = size.args[0] if size.target is operator.mul else size
+    with graph.inserting_after(count):
+        return graph.call_function(operator.mul, (count, factor))
 
 
 def _with_mode(root: nn.Module, graph: fx.Graph, node: fx.Node, whole: dict[str, str]) -> None:
@@ -309,5 +319,3 @@ def set_state(small: nn.Module, values: dict[str, Tensor]) -> None:
                     f"{tuple(old.shape)}: plan and weights do not belong together"
                 )
             old.copy_(value)
-
-

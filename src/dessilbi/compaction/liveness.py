@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dessilbi.graph.classes import Kept
 from dessilbi.graph.rules import operator_name
@@ -62,22 +62,18 @@ def reads(analysis: Analysis, kept: Kept, node: fx.Node) -> list[fx.Node]:
     if isinstance(step, Join) and step.constant is not None and not node.kwargs:
         return [node.all_input_nodes[1 - step.constant]]
     if operator_name(node) in ("cat", "concat", "concatenate"):
-        return [node.all_input_nodes[i] for i in parts_left(analysis, kept, node)]
+        parts: Any = node.args[0]
+        return [parts[i] for i in parts_left(analysis, kept, node)]
     return list(node.all_input_nodes)
 
 
 def parts_left(analysis: Analysis, kept: Kept, node: fx.Node) -> list[int]:
     """The inputs of a concatenation that have channels left."""
     parts = [analysis.value(one) for one in node.args[0]]  # type: ignore[union-attr]
-    alive = [
-        i for i, part in enumerate(parts) if all(bool(kept.of(f).any()) for f in part.factors)
-    ]
+    alive = [i for i, part in enumerate(parts) if all(bool(kept.of(f).any()) for f in part.factors)]
     return alive or [0]
 
 
 def _values(analysis: Analysis, node: fx.Node) -> list[Value]:
-    if node.op == "get_attr":
-        found = analysis.value(node)
-    else:
-        found = analysis.values.get(node, ())
+    found = analysis.value(node) if node.op == "get_attr" else analysis.values.get(node, ())
     return list(found) if isinstance(found, tuple) else [found]

@@ -1,17 +1,17 @@
-"""The smaller network as a copy of the user's own modules: its class, its forward, its arguments."""
+"""The smaller network as a copy of the user's own modules, with the forward that they have."""
 
 from __future__ import annotations
 
 from copy import deepcopy
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from dessilbi.graph.copies import copied, fit_attributes
 from dessilbi.graph.errors import CompactError
-from dessilbi.graph.matrix import bias_name, cut_rows_and_columns
+from dessilbi.graph.matrix import cut_rows_and_columns
 from dessilbi.graph.resize import resized, sizes_left
 from dessilbi.graph.values import Value
 
@@ -63,12 +63,13 @@ def apply_plan(plan: Plan, model: nn.Module) -> nn.Module:
         for tensors in (module._parameters, module._buffers):
             for own_name, tensor in tensors.items():
                 if tensor is not None and id(tensor) in made:
-                    tensors[own_name] = made[id(tensor)]  # type: ignore[assignment]
+                    tensors[own_name] = made[id(tensor)]
         fit_attributes(module)
     for name, cut in plan.tensors.items():
         if cut.groups > 1:
-            small.get_submodule(name.rpartition(".")[0]).groups = cut.groups_left  # type: ignore[assignment]
-            fit_attributes(small.get_submodule(name.rpartition(".")[0]))
+            owner: Any = small.get_submodule(name.rpartition(".")[0])
+            owner.groups = cut.groups_left
+            fit_attributes(owner)
     set_attributes(small, plan.attributes)
     return small
 
@@ -123,9 +124,7 @@ def changed_sizes(analysis: Analysis, kept: Kept) -> dict[str, dict[int, set[int
     return found
 
 
-def attribute_choices(
-    model: nn.Module, analysis: Analysis, kept: Kept
-) -> Iterator[dict[str, int]]:
+def attribute_choices(model: nn.Module, analysis: Analysis, kept: Kept) -> Iterator[dict[str, int]]:
     """Ways to tell modules of the sizes that changed, the likely first."""
     changed = changed_sizes(analysis, kept)
     flags: dict[tuple[type, str], dict[str, int]] = {}

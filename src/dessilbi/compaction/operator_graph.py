@@ -44,10 +44,13 @@ class _Name:
 
 
 def _written(node: fx.Node) -> tuple[Any, ...]:
-    args, kwargs = (fx.node.map_arg(a, lambda n: _Name(n.name)) for a in (node.args, node.kwargs))
+    def named(n: fx.Node) -> Any:
+        return _Name(n.name)
+
+    args, kwargs = fx.node.map_arg(node.args, named), fx.node.map_arg(node.kwargs, named)
     target = node.target
-    named = isinstance(target, torch._ops.OpOverload)
-    return node.op, node.name, _Name(str(target)) if named else target, _plain(args), _plain(kwargs)
+    shown = _Name(str(target)) if isinstance(target, torch._ops.OpOverload) else target
+    return node.op, node.name, shown, _plain(args), _plain(kwargs)
 
 
 def _plain(value: Any) -> Any:

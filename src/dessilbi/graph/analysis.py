@@ -1,4 +1,4 @@
-"""From the graph of a network to its classes and steps: every operator by its rule, or kept whole."""
+"""From the graph of a network to its classes and steps, every operator by its rule."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, fx
-from torch.utils._pytree import tree_map
 
 from . import rules_layout, rules_matrix, rules_norm, rules_pointwise
 from .classes import Classes
@@ -106,13 +105,19 @@ class Analysis:
     def _leaf(self, node: fx.Node) -> Value:
         tensor = self.network.tensor(node)
         name = str(node.target)
-        key = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), name if not tensor.numel() else "")
+        key = (
+            tensor.data_ptr(),
+            tuple(tensor.shape),
+            tensor.stride(),
+            name if not tensor.numel() else "",
+        )
         leaf = self.leaves.get(key)
         if leaf is None:
             ids: list[Tensor | None] = [None] * tensor.ndim
             for d in reversed(range(tensor.ndim)):  # columns before rows, as they are read first
                 # What is made in the code is no parameter, and stays as it is.
-                if tensor.shape[d] > 1 and name in self.network.names:
+                known = name in self.network.names and tensor.is_floating_point()
+                if tensor.shape[d] > 1 and known:
                     ids[d] = self.classes.new(tensor.shape[d])
             leaf = self.leaves[key] = Leaf(name, tensor, tuple(ids))
         factors = tuple(
@@ -133,7 +138,9 @@ class Analysis:
         plain = name.removesuffix("_") if not name.endswith("__") else name
         rule = RULES.get(name) or RULES.get(plain)
         found: Known | None = None
-        if rule is not None and (self.shape(node) or isinstance(node.meta.get("val"), list | tuple) or name == "getitem"):
+        if rule is not None and (
+            self.shape(node) or isinstance(node.meta.get("val"), list | tuple) or name == "getitem"
+        ):
             self.constants = self._wanted and not fixed
             found = rule(self, node)
             self.constants = self._wanted
@@ -192,9 +199,7 @@ class Analysis:
                     for ids in leaf.ids:
                         if ids is not None:
                             self.classes.hold(ids)
-                self.reasons.append(
-                    f"{leaves[0].name} shares its memory with {leaves[1].name}"
-                )
+                self.reasons.append(f"{leaves[0].name} shares its memory with {leaves[1].name}")
 
     def _make_rectangular(self) -> None:
         """Of a factor over several dimensions only one can be cut: that of the most classes."""
@@ -228,9 +233,11 @@ def _plain(value: Any) -> Any:
             return int(found) if isinstance(found, torch.SymInt) else found
         return value
     if isinstance(value, list | tuple):
-        return type(value)(map(_plain, value)) if type(value) in (list, tuple) else [
-            *map(_plain, value)
-        ]
+        return (
+            type(value)(map(_plain, value))
+            if type(value) in (list, tuple)
+            else [*map(_plain, value)]
+        )
     return value
 
 

@@ -30,8 +30,8 @@ class Classes:
 
     def tie(self, some: Tensor, others: Tensor) -> None:
         """Make two tensors of numbers the same, one by one; shapes broadcast."""
-        some, others = torch.broadcast_tensors(some, others)
-        a, b = some.reshape(-1), others.reshape(-1)
+        shape = torch.broadcast_shapes(some.shape, others.shape)  # type: ignore[no-untyped-call]
+        a, b = some.expand(shape).reshape(-1), others.expand(shape).reshape(-1)
         differ = a != b
         if bool(differ.any()):
             # Each pair once, as one number.
@@ -94,7 +94,7 @@ class Kept:
     @property
     def count(self) -> int:
         """How many classes stay."""
-        return int(self._kept[self.roots.unique()].sum())
+        return int((self._kept & (self.roots == torch.arange(len(self.roots)))).sum())
 
     @property
     def carrier_count(self) -> int:

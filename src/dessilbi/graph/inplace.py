@@ -6,11 +6,15 @@ import torch
 from torch import fx
 
 _MAY_ALIAS = frozenset(
-    "view reshape flatten unflatten transpose permute t mT movedim slice select narrow split "
-    "split_with_sizes chunk tensor_split unbind expand squeeze unsqueeze alias detach getitem "
-    "contiguous to view_as expand_as diagonal dropout feature_dropout alpha_dropout unfold "
-    "as_strided swapaxes swapdims lift_fresh_copy type_as real imag pad".split()
-)
+    (
+        "view", "reshape", "flatten", "unflatten", "transpose", "permute", "t", "mT", "movedim",
+        "slice", "select", "narrow", "split", "split_with_sizes", "chunk", "tensor_split",
+        "unbind", "expand", "squeeze", "unsqueeze", "alias", "detach", "getitem", "contiguous",
+        "to", "view_as", "expand_as", "diagonal", "dropout", "feature_dropout", "alpha_dropout",
+        "unfold", "as_strided", "swapaxes", "swapdims", "lift_fresh_copy", "type_as", "real",
+        "imag", "pad",
+    )
+)  # fmt: skip
 """Operators whose result may be their input's memory."""
 
 
@@ -36,9 +40,9 @@ def made_functional(graph: fx.Graph) -> bool:
         target = node.args[0]
         assert isinstance(target, fx.Node)
         node.target = twin
-        target.replace_all_uses_with(
-            node, delete_user_cb=lambda user, at=order[node]: order[user] > at
-        )
+        for user in list(target.users):
+            if order[user] > order[node]:
+                user.replace_input_with(target, node)
     return True
 
 

@@ -87,11 +87,11 @@ def _plain_attention() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(before)
 
 
-class _Counter(TorchDispatchMode):
+class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Multiply-adds of every product, by the weight that takes part in it."""
 
     def __init__(self, owners: dict[int, str]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.owners = owners
         self.uses: dict[str, float] = {}
         self.others = 0.0

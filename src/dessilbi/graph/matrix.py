@@ -8,17 +8,17 @@ proportion to their constants.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .steps import Draft, Step
-from .values import Leaf, Value
 
 if TYPE_CHECKING:
     from torch import Tensor, fx
 
     from .classes import Kept
+    from .values import Leaf, Value
 
 SMALLEST_CARRIER = 1e-3
 """A carrier's constant may be this much smaller than the largest that it carries."""
@@ -135,9 +135,7 @@ class Matrix(Step):
             share = self.constant[left_out] / self.constant[carrier]
             weight = w.weight[rows][:, columns]
             carried = w.weight[rows][:, left_out]
-            weight[:, int(columns[:carrier].sum())] += torch.einsum(
-                "oi...,i->o...", carried, share
-            )
+            weight[:, int(columns[:carrier].sum())] += torch.einsum("oi...,i->o...", carried, share)
             draft.values[leaf.name] = weight if self.columns == 1 else weight.transpose(0, 1)
             return
         bias = w.bias[rows] + w.sums[rows][:, left_out] @ self.constant[left_out]
@@ -174,7 +172,8 @@ class GroupedConvolution(Matrix):
     @property
     def groups(self) -> int:
         """Before the cut."""
-        return int(self.node.args[6]) if len(self.node.args) > 6 else int(self.node.kwargs["groups"])  # type: ignore[arg-type]
+        given: Any = self.node.args[6] if len(self.node.args) > 6 else self.node.kwargs["groups"]
+        return int(given)
 
     def need(self, kept: Kept) -> None:
         """Inputs that vary, and constants that end at a padded border."""

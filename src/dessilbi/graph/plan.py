@@ -30,6 +30,8 @@ class TensorCut:
     groups: int = 1
     """Groups of the convolution before the cut."""
     groups_left: int = 1
+    shape: tuple[int, ...] = ()
+    """Before the cut."""
 
     def to_json(self) -> dict[str, Any]:
         """As plain values; runs of indices as ``0-3,7``."""
@@ -37,13 +39,15 @@ class TensorCut:
             "stays": {str(d): spans(i) for d, i in self.stays.items()},
             "groups": self.groups,
             "groups_left": self.groups_left,
+            "shape": list(self.shape),
         }
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> TensorCut:
         """The inverse of :meth:`to_json`."""
         stays = {int(d): indices(i) for d, i in values["stays"].items()}
-        return cls(stays, int(values["groups"]), int(values["groups_left"]))
+        shape = tuple(map(int, values["shape"]))
+        return cls(stays, int(values["groups"]), int(values["groups_left"]), shape)
 
 
 NodeKind = Literal["numbers", "constant", "skip", "cat", "scatter"]

@@ -120,7 +120,7 @@ def _read(model: nn.Module, example: Example) -> Network:
             module = program.run_decompositions({}).module(check_guards=False)
     graph = module.graph
     calls = {
-        n.name: whole[int(n.args[0])]  # type: ignore[call-overload]
+        n.name: whole[int(n.args[0])]
         for n in graph.nodes
         if n.target is torch.ops.dessilbi.whole.default
     }
@@ -136,7 +136,7 @@ def _read(model: nn.Module, example: Example) -> Network:
 
 
 def _exported(model: nn.Module, example: Example) -> torch.export.ExportedProgram:
-    with warnings.catch_warnings(), _quiet(), torch.no_grad():
+    with warnings.catch_warnings(), _quiet(), _without_cache(model), torch.no_grad():
         warnings.simplefilter("ignore")
         return torch.export.export(
             model,
@@ -144,6 +144,20 @@ def _exported(model: nn.Module, example: Example) -> torch.export.ExportedProgra
             deepcopy(dict(example.kwargs or {})) or None,
             strict=False,
         )
+
+
+@contextmanager
+def _without_cache(model: nn.Module) -> Iterator[None]:
+    """Hugging Face's models without the cache of keys and values among their outputs."""
+    configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
+    using = [c for c in configs.values() if getattr(c, "use_cache", None) is True]
+    for config in using:
+        config.use_cache = False
+    try:
+        yield
+    finally:
+        for config in using:
+            config.use_cache = True
 
 
 def _free_batch(module: fx.GraphModule, other: fx.GraphModule, example: Example) -> None:
@@ -280,9 +294,7 @@ def _one_operator(plain: Any, number: int, args: Any, kwargs: Any) -> Any:
         ones = [torch.ones([int(n) for n in t.shape], dtype=t.dtype) for t in tensors]
         result = run(ones)
     outs, out_spec = tree_flatten(result)
-    found = torch.ops.dessilbi.whole(number, tensors, [
-        n for t in outs for n in (t.ndim, *t.shape)
-    ])
+    found = torch.ops.dessilbi.whole(number, tensors, [n for t in outs for n in (t.ndim, *t.shape)])
     return tree_unflatten(list(found), out_spec)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,8 +42,8 @@ def resized(analysis: Analysis, kept: Kept, node: fx.Node) -> NodeCut | None:
     if name in ("view", "reshape", "_unsafe_view", "expand") and isinstance(result, Value):
         return _sizes(1, node.args[1], result, kept)
     if name == "unflatten" and isinstance(result, Value) and isinstance(source, Value):
-        dim = int(node.args[1]) % source.ndim  # type: ignore[call-overload]
-        given: Any = node.args[2]
+        dim = int(_argument(node, 1)) % source.ndim
+        given = _argument(node, 2)
         new = sizes_left(kept, result)[dim : dim + len(given)]
         old = result.shape[dim : dim + len(given)]
         return _entries(2, given, new, old)
@@ -59,7 +60,7 @@ def resized(analysis: Analysis, kept: Kept, node: fx.Node) -> NodeCut | None:
         groups = int(kept.of(step.inputs).view(step.groups, -1).any(1).sum())
         return _numbers(6, groups if groups != step.groups else None)
     if name == "group_norm" and (stays := left(kept, source, 1)) is not None:
-        groups = int(stays.view(int(node.args[1]), -1).any(1).sum())  # type: ignore[call-overload]
+        groups = int(stays.view(int(_argument(node, 1)), -1).any(1).sum())
         return _numbers(1, groups)
     return None
 
@@ -77,11 +78,20 @@ def _sizes(at: int, given: Any, result: Value, kept: Kept) -> NodeCut | None:
 
 def _entries(at: int, given: Any, new: Any, old: Any) -> NodeCut | None:
     changed = {
-        f"{at}.{d}": n
+        f"{at}.{d}": _number(size, n, o)
         for d, (size, n, o) in enumerate(zip(given, new, old, strict=True))
         if n != o and not (isinstance(size, int) and size == -1)
     }
     return NodeCut("numbers", numbers=changed) if changed else None
+
+
+def _number(size: Any, new: int, old: int) -> Any:
+    """A size, or how many times the number of examples it is."""
+    if not isinstance(size, fx.Node):
+        return new
+    factor = size.args[1] if size.target is operator.mul else 1
+    assert isinstance(factor, int)
+    return {"examples": new * factor // old}
 
 
 def _split(
@@ -108,7 +118,7 @@ def _slice(
         return int(stays[: max(min(position + size * (position < 0), size), 0)].sum())
 
     if name == "select":
-        return _numbers(2, before(int(node.args[2])))  # type: ignore[call-overload]
+        return _numbers(2, before(int(_argument(node, 2))))
     start = int(analysis.argument(node, 2, "start", 0) or 0)
     if name == "narrow":
         length = int(analysis.argument(node, 3, "length"))
@@ -126,7 +136,7 @@ def _slice(
 
 
 def _pad(kept: Kept, node: fx.Node, result: Value) -> NodeCut | None:
-    amounts: list[Any] = list(node.args[1])  # type: ignore[arg-type]
+    amounts: list[Any] = list(_argument(node, 1))
     changed = list(amounts)
     for i, n in enumerate(amounts):
         dim = result.ndim - 1 - i // 2
@@ -136,3 +146,5 @@ def _pad(kept: Kept, node: fx.Node, result: Value) -> NodeCut | None:
     return _numbers(1, changed if changed != amounts else None)
 
 
+def _argument(node: fx.Node, position: int) -> Any:
+    return node.args[position]

@@ -1,4 +1,4 @@
-"""Operators that move values about: what they do to a tensor they do to the numbers of its positions."""
+"""Operators that move values about, and the numbers of their positions alike."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from .rules import operator_name, rule
-from .values import Value, along, axis, collapsed, merged, settled, support, uniform
+from .values import Value, along, axis, broadcast, collapsed, merged, settled, support, uniform
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -108,7 +108,7 @@ def cat(run: Run, node: fx.Node) -> Value | None:
     parts = [part for part in parts if part.ndim == len(shape)]  # torch skips empty ones
     if any(f.shape[dim] > 1 for part in parts for f in part.factors):
         joined = [_along(run, part, dim) for part in parts]
-        over = torch.broadcast_shapes(*[tuple(1 if d == dim else n for d, n in enumerate(j.shape))
+        over = broadcast(*[tuple(1 if d == dim else n for d, n in enumerate(j.shape))
                                         for j in joined])  # fmt: skip
         grids = [j.expand(*[j.shape[d] if d == dim else n for d, n in enumerate(over)])
                  for j in joined]  # fmt: skip
@@ -129,8 +129,15 @@ def cat(run: Run, node: fx.Node) -> Value | None:
             torch.full((1,) * len(shape), torch.nan, dtype=torch.float64) if k is None else k
             for k in known
         ]
-        sized = torch.broadcast_shapes(*[tuple(1 if d == dim else n for d, n in enumerate(
-            k.expand(torch.broadcast_shapes(k.shape, (1,) * len(shape))).shape)) for k in whole])
+        sized = broadcast(
+            *[
+                tuple(
+                    1 if d == dim else n
+                    for d, n in enumerate(k.expand(broadcast(k.shape, (1,) * len(shape))).shape)
+                )
+                for k in whole
+            ]
+        )
         constant = torch.cat(
             [
                 k.expand(*[p.shape[dim] if d == dim else n for d, n in enumerate(sized)])
@@ -144,7 +151,7 @@ def cat(run: Run, node: fx.Node) -> Value | None:
 def _unsqueezed(value: Value, dim: int) -> Value:
     constant = value.known()
     if constant is not None:
-        constant = constant.expand(torch.broadcast_shapes(constant.shape, (1,) * value.ndim))
+        constant = constant.expand(broadcast(constant.shape, (1,) * value.ndim))
         constant = constant.unsqueeze(dim)
     return Value(
         (*value.shape[:dim], 1, *value.shape[dim:]),
@@ -208,7 +215,7 @@ def pad(run: Run, node: fx.Node) -> Value | None:
         factors.append(grid)
     constant = None
     if known is not None:
-        constant = known.expand(torch.broadcast_shapes(known.shape, (1,) * x.ndim))
+        constant = known.expand(broadcast(known.shape, (1,) * x.ndim))
         if padded - touched:  # it ends at the border
             constant = torch.where(constant == fill, constant, torch.nan)
         for d in sorted(touched):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,7 @@ from torch import fx
 
 from .matrix import GroupedConvolution, Matrix, Weights
 from .rules import operator_name, rule
-from .values import Value, along, axis, merged, settled, support, uniform
+from .values import Value, along, axis, broadcast, merged, settled, uniform
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -129,7 +128,7 @@ def _read(run: Run, x: Value, dim: int) -> tuple[Tensor, Tensor | None]:
     inputs = axis(run.classes, x, dim)
     known = None
     if run.constants and (constant := x.known()) is not None:
-        constant = constant.expand(torch.broadcast_shapes(constant.shape, (1,) * x.ndim))
+        constant = constant.expand(broadcast(constant.shape, (1,) * x.ndim))
         flat = constant.movedim(dim, 0).reshape(constant.shape[dim], -1)
         same = ((flat == flat[:, :1]) & flat.isfinite()).all(1)
         known = torch.where(same, flat[:, 0], torch.nan).expand(x.shape[dim])

@@ -11,7 +11,7 @@ from torch import fx
 
 from .rules import operator_name, rule
 from .steps import Norm
-from .values import Value, along, axis, merged, settled, uniform
+from .values import Value, along, axis, broadcast, hold, merged, settled, uniform
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,9 +34,7 @@ def batch_norm(run: Run, node: fx.Node) -> Value | None:
         x = replace(uniform(run.classes, x, over), constant=None)
     channels = x.shape[1]
     sides = [
-        Value(
-            (1, channels) + (1,) * (x.ndim - 2), (along(axis(run.classes, p, 0), x.ndim, 1),)
-        )
+        Value((1, channels) + (1,) * (x.ndim - 2), (along(axis(run.classes, p, 0), x.ndim, 1),))
         for p in params
         if p is not None and channels > 1
     ]
@@ -57,9 +55,7 @@ def batch_norm(run: Run, node: fx.Node) -> Value | None:
     return result
 
 
-def _normalised(
-    run: Run, node: fx.Node, x: Value, params: list[Value | None]
-) -> Tensor | None:
+def _normalised(run: Run, node: fx.Node, x: Value, params: list[Value | None]) -> Tensor | None:
     shape = (1, x.shape[1]) + (1,) * (x.ndim - 2)
     weight, bias, mean, var = (
         None if p is None or p.numeric is None else _double(p).reshape(shape) for p in params
@@ -86,8 +82,6 @@ def layer_norm(run: Run, node: fx.Node) -> Value:
     for position in (2, 3):
         p = node.args[position] if position < len(node.args) else None
         if isinstance(p, fx.Node):
-            from .values import hold
-
             hold(run.classes, run.value(p))
     return Value(x.shape, uniform(run.classes, replace(x, constant=None), dims).factors)
 
@@ -134,13 +128,15 @@ def reduction(run: Run, node: fx.Node) -> Value | None:
 
     constant = x.constant
     if constant is not None:
-        constant = constant.expand(torch.broadcast_shapes(constant.shape, (1,) * x.ndim))
+        constant = constant.expand(broadcast(constant.shape, (1,) * x.ndim))
         if name == "sum":
             constant = constant * math.prod(x.shape[d] for d in dims)
         elif name not in ("mean", "amax", "amin"):
             constant = None
     factors = tuple(by(f) for f in x.factors)
-    return Value(shape, factors, None if constant is None else settled(by(constant), factors, shape))
+    return Value(
+        shape, factors, None if constant is None else settled(by(constant), factors, shape)
+    )
 
 
 _SPREADING = ("max_pool", "adaptive_avg_pool", "adaptive_max_pool", "upsample_")

@@ -11,7 +11,7 @@ from torch import fx
 from .errors import CompactError
 from .rules import operator_name, rule
 from .steps import Join
-from .values import Value, along, axis, merged, settled
+from .values import Value, along, axis, broadcast, merged, settled, uniform
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,16 +66,14 @@ def pointwise(run: Run, node: fx.Node) -> Value:
     name = operator_name(node).rstrip("_")
     constant = None
     if run.constants and name not in _UNKNOWN_VALUES:
-        constant = _constants(run, node, name, [x.known() for x in inputs], shape)
+        constant = _constants(run, node, name, [x.known() for x in inputs])
     result = Value(shape, factors, settled(constant, factors, shape))
     if len(inputs) == 2 and name in ("add", "sub", "mul", "div"):
         run.steps[node] = Join(node, name, (inputs[0], inputs[1]), result)
     return result
 
 
-def _constants(
-    run: Run, node: fx.Node, name: str, known: list[Tensor | None], shape: tuple[int, ...]
-) -> Tensor | None:
+def _constants(run: Run, node: fx.Node, name: str, known: list[Tensor | None]) -> Tensor | None:
     if all(k is None for k in known):
         return None
     nothing = torch.tensor(torch.nan, dtype=torch.float64)
@@ -84,7 +82,8 @@ def _constants(
     result = run.call(node, with_nodes)
     if not isinstance(result, torch.Tensor) or not result.is_floating_point():
         return None
-    varies = torch.stack(torch.broadcast_tensors(*[k.isnan() for k in given])).any(0)
+    shape = broadcast(*[k.shape for k in given])
+    varies = torch.stack([k.isnan().expand(shape) for k in given]).any(0)
     result = torch.where(varies, torch.nan, result)
     if name == "mul" and len(given) == 2:  # nothing times anything
         result = torch.where((given[0] == 0) | (given[1] == 0), 0.0, result)
@@ -95,7 +94,7 @@ def _scattered(run: Run, node: fx.Node, inputs: list[Value]) -> Value:
     """A sum one side of which computes only some channels: the sides are not tied."""
     side = run.scattered[node.name]
     lead = inputs[1 - side]
-    constant = _constants(run, node, "add", [x.known() for x in inputs], lead.shape)
+    constant = _constants(run, node, "add", [x.known() for x in inputs])
     result = Value(lead.shape, lead.factors, settled(constant, lead.factors, lead.shape))
     run.steps[node] = Join(node, "add", (inputs[0], inputs[1]), result, scattered=side)
     return result
@@ -124,8 +123,6 @@ def prelu(run: Run, node: fx.Node) -> Value:
 @rule("softmax", "_softmax", "log_softmax", "_safe_softmax")
 def softmax(run: Run, node: fx.Node) -> Value:
     """Along a dimension that is not cut."""
-    from .values import uniform
-
     x = run.value(node.args[0])
     dim = int(run.argument(node, 1, "dim"))
     x = uniform(run.classes, replace(x, constant=None), [dim])

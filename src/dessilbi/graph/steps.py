@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from .values import broadcast
+
 if TYPE_CHECKING:
     from torch import Tensor, fx
 
@@ -96,7 +98,8 @@ class Join(Step):
         for i in (1, 0):
             side, other = self.sides[i], self.sides[1 - i]
             known = side.constant
-            if known is not None and not bool(known.isnan().any()) and other.shape == self.output.shape:
+            whole = other.shape == self.output.shape
+            if known is not None and whole and not bool(known.isnan().any()):
                 return i
         return None
 
@@ -133,7 +136,8 @@ class Join(Step):
         if side.constant is None:
             return torch.full((len(self.branch),), torch.nan, dtype=torch.float64)
         (factor,) = side.factors
-        return side.constant.expand(torch.broadcast_shapes(side.constant.shape, factor.shape)).reshape(-1)
+        shape = broadcast(side.constant.shape, factor.shape)
+        return side.constant.expand(shape).reshape(-1)
 
     @property
     def varies(self) -> Tensor:

@@ -88,7 +88,9 @@ def tied_channels(model: nn.Module, example_input: Any, *, blocks: bool = False)
             grouped.add(step.leaf.name)
     for leaf in analysis.leaves.values():
         name = names.get(id(leaf.tensor))
-        for dim in range(leaf.tensor.ndim) if name is not None else ():
+        if name is None:
+            continue
+        for dim in range(leaf.tensor.ndim):
             ids = leaf.ids[dim]
             if ids is None or (leaf.name in kernels and dim > 1):
                 continue

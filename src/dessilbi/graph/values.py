@@ -68,6 +68,11 @@ class Value:
         return self.constant
 
 
+def broadcast(*shapes: Iterable[int]) -> Shape:
+    """The shape that tensors of these have together."""
+    return tuple(torch.broadcast_shapes(*map(tuple, shapes)))  # type: ignore[no-untyped-call]
+
+
 def support(factor: Tensor) -> set[int]:
     """The dimensions that a factor depends on."""
     return {d for d, n in enumerate(factor.shape) if n > 1}
@@ -88,7 +93,7 @@ def settled(constant: Tensor | None, factors: Iterable[Tensor], shape: Shape) ->
     if constant is None or not bool(constant.isfinite().any()):
         return None
     cut: set[int] = set().union(*map(support, factors))
-    constant = constant.expand(torch.broadcast_shapes(constant.shape, (1,) * len(shape)))
+    constant = constant.expand(broadcast(constant.shape, (1,) * len(shape)))
     for d, n in enumerate(constant.shape):
         if n > 1 and d not in cut:
             first = constant.narrow(d, 0, 1)
@@ -178,9 +183,7 @@ def merged(classes: Classes, values: Sequence[Value], shape: Shape) -> tuple[Ten
     )
 
 
-def _fitted(
-    classes: Classes, factor: Tensor, values: Sequence[Value], ndim: int
-) -> Tensor | None:
+def _fitted(classes: Classes, factor: Tensor, values: Sequence[Value], ndim: int) -> Tensor | None:
     """A factor when a value that cannot be cut along some of its dimensions takes part."""
     for value in values:
         over = support(factor)
