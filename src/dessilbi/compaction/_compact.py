@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from dessilbi.graph.compare import (
     TOLERANCES,
+    coarsest,
     difference,
     drawn_examples,
     in_double,
@@ -265,11 +266,13 @@ def _checked(
     if given:
         sets["given"] = given
     found = []
-    precise = _in_double(small, masked, final.values, in_double(sets["random"][0]))
+    doubled = in_double(sets["random"][0])
+    precise = _in_double(small, masked, final.values, doubled)
+    finest = TOLERANCES[torch.float64 if precise is None else coarsest(precise[1], doubled)]
     for kind, batches in sets.items():
         if precise is not None:
             one = difference(*precise, map(in_double, batches), kind)
-            require_small(one, TOLERANCES[torch.float64])
+            require_small(one, finest)
             found.append(one)
         # With the model that was given: a copy of it need not be the same. In less than float64
         # rounding may tip a choice between two that are as good.
