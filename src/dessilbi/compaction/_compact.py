@@ -28,7 +28,7 @@ from dessilbi.graph.reading import refuse_hidden_code, require_runs
 from dessilbi.path import Mask
 from dessilbi.subnet import project, recalibrate_batchnorm
 
-from .autotune import BATCH, is_channels_last, is_faster, may_be_channels_last
+from .autotune import batch_to_time, is_channels_last, is_faster, may_be_channels_last
 from .cutting import Cut, Cutter
 from .graph_form import set_state
 from .optimizer_state import cut_optimizer
@@ -160,6 +160,11 @@ def compact(
     example = Example.of(example_input)
     refuse_hidden_code(model)
     mask = Mask.of(mask)
+    if mask.total and not mask.kept:
+        raise CompactError(
+            "the mask keeps no weight at all, so that nothing is left but biases; take a larger "
+            "budget, or a later epoch"
+        )
     masked = masked_copy(model, mask)
     if recalibrate is not None:
         recalibrate_batchnorm(masked, recalibrate)
@@ -173,10 +178,12 @@ def compact(
     if channels_last is None:
         channels_last = was_channels_last
         if latency and may_be_channels_last(final.model, example):
-            batch = random_like(example, BATCH if any_size else examples)
+            batch = random_like(
+                example, batch_to_time(final.model, example) if any_size else examples
+            )
             channels_last = is_faster(final.model, final.model, batch, (True, False))
     if streams == "auto" and latency and form != "modules":
-        batch = random_like(example, BATCH if any_size else examples)
+        batch = random_like(example, batch_to_time(final.model, example) if any_size else examples)
         final = cutter.fastest(final, batch, channels_last)
     small = final.model
     if channels_last or was_channels_last:  # layers that were not cut are as they were
