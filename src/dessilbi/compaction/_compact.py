@@ -23,7 +23,9 @@ from dessilbi.graph.operations import DROPOUTS, operation
 from dessilbi.graph.plan import Plan
 from dessilbi.graph.steps import Draft
 from dessilbi.graph.tracing import Traced, as_arguments, refuse_hidden_code, trace
+from dessilbi.graph.wrappers import bare_model
 from dessilbi.path import Mask
+from dessilbi.path.sharded import is_sharded
 from dessilbi.subnet import project, recalibrate_batchnorm
 
 from .autotune import BATCH, is_channels_last, is_faster, may_be_channels_last, scatterable
@@ -127,6 +129,12 @@ def compact(
     """
     if streams not in ("auto", "keep", "scatter"):
         raise CompactError(f"streams must be auto, keep or scatter, got {streams!r}")
+    model = bare_model(model)
+    if is_sharded(model):
+        raise CompactError(
+            "each rank holds a part of the weights (FSDP2): gather them into a model that is not "
+            "sharded, and compact that"
+        )
     arguments = as_arguments(example_input)
     refuse_hidden_code(model)
     masked = masked_copy(model, mask)

@@ -117,7 +117,9 @@ class TwinRun:
         )
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What a checkpoint must keep."""
+        """What a checkpoint must keep; every rank asks for it where weights are sharded."""
+        if self.recorder is not None:
+            self.recorder.gather()
         found = {} if self.recorder is None else {_PATH: _packed(self.path)}
         if self.nested is not None:
             found |= {_NESTED + name: t for name, t in self.nested.state_dict().items()}
