@@ -170,9 +170,8 @@ class NestedTraining(Nested):
         return detached(output), value.detach()
 
     def _drawn_budgets(self) -> tuple[int, ...]:
-        return self.schedule.several_budgets(
-            self.budgets_per_step, self.seed, self._step, self.steps
-        )
+        many = self.budgets_per_step
+        return self.schedule.several_budgets(many, self.seed, self._step, self.steps)
 
     def _pass(
         self,
@@ -226,8 +225,7 @@ class NestedTraining(Nested):
     def passes(self) -> Iterator[float]:
         """This step's budgets, the smallest first, for passes that another loop makes.
 
-        The weights of each are in place for one turn, whose forward and backward pass belong
-        together; gradients of the turns add up::
+        The weights of each are in place for its forward and backward pass; gradients add up::
 
             for budget in nested.passes():
                 loss_fn(model(x), y).backward()
@@ -265,8 +263,8 @@ class NestedTraining(Nested):
         if rank == WHOLE:
             return nullcontext()
         outside = {self._params[name]: ranks > rank for name, ranks in self._by_weight.items()}
-        taught = self._teaches_batchnorm(rank, largest=largest)
-        return masked_in_place(self._model, outside, () if taught else self._model.buffers())
+        followed = self._teaches_batchnorm(rank, largest=largest)
+        return masked_in_place(self._model, outside, () if followed else self._model.buffers())
 
     def _refuse_within(self) -> None:
         # Also where the whole network is in place: else a run would fail late, at its first budget.
@@ -295,9 +293,8 @@ class NestedTraining(Nested):
         mask = self.mask(density)
         if self._sharded:
             raise ValueError(
-                "each rank holds a part of the weights (FSDP2), and a network of its own would be "
-                "whole: use project(model, nested.mask(density)), or gather the weights into "
-                "a model that is not sharded, and project that"
+                "each rank holds a part of the weights (FSDP2): use project(model, "
+                "nested.mask(density)), there or on a model with the gathered weights"
             )
         net = copied(self._model)
         zero_outside(masked_weights(net, mask))
