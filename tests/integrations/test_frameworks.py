@@ -192,6 +192,29 @@ def test_a_fit_stops_when_the_support_has_settled(lightning: ModuleType, tmp_pat
     assert callback.path.epochs[-1] < 32
 
 
+def test_a_fit_without_end_tells_no_length(lightning: ModuleType, tmp_path: Path) -> None:
+    endless = lightning.trainer(str(tmp_path), lightning.DessilbiCallback(), max_epochs=-1)
+    with pytest.raises(ValueError, match="cannot tell how many steps the training has"):
+        endless.fit(lightning.Classifier(), lightning.data())
+
+
+def test_a_fit_reckons_with_its_schedule(lightning: ModuleType, tmp_path: Path) -> None:
+    class Decaying(lightning.Classifier):  # type: ignore[name-defined,misc]
+        def configure_optimizers(self) -> Any:
+            opt = super().configure_optimizers()
+            return [opt], [torch.optim.lr_scheduler.StepLR(opt, 2, gamma=0.1)]
+
+    found = {}
+    for kind in (lightning.Classifier, Decaying):
+        callback, module = lightning.DessilbiCallback(), kind()
+        lightning.trainer(str(tmp_path), callback).fit(module, lightning.data())
+        group = module.optimizers(use_pl_optimizer=False).param_groups[0]
+        found[kind] = group["nu"]
+        assert group["tau"] == 10
+    assert found[lightning.Classifier] == pytest.approx(0.1 * 32 / 10)
+    assert found[Decaying] == pytest.approx((0.1 + 0.01) * 16 / 10)
+
+
 # ---------------------------------------------------------------------- Accelerate, timm
 
 
