@@ -88,7 +88,7 @@ def torchvision_models() -> Any:
             return lambda function: function
         return register(name, *args, **kwargs)
 
-    torch.library.register_fake = tolerant  # type: ignore[assignment]
+    torch.library.register_fake = tolerant
     try:
         import torchvision.models
 

@@ -18,6 +18,7 @@ from contract_problems import (
     train,
 )
 from contract_ranks import WORLD, full, results_of, run_cases, snapshot
+from contract_sharded import CASES as SHARDED_CASES
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -329,7 +330,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     cases |= {f"sharded-{name}": partial(_sharded, name=name) for name in SHARDED}
     cases |= {"ddp-adamw": _ddp_adamw}
     cases |= {name: partial(dtensor, **kwargs) for name, kwargs in DTENSOR_CASES.items()}
-    return run_cases(cases, tmp_path_factory.mktemp("ranks"))
+    return run_cases(cases | SHARDED_CASES, tmp_path_factory.mktemp("ranks"))
 
 
 def _assert_equal_one_process(outcome: list[Any], expected: dict[str, Tensor]) -> None:
@@ -415,3 +416,16 @@ def test_looking_before_the_first_step(ranks: dict[str, list[Any]]) -> None:
         assert not got["gamma"].any()
         assert not got["support"].any()
         assert got["state"] == 0
+
+
+@pytest.mark.parametrize("name", sorted(SHARDED_CASES.keys() - {"refused"}))
+def test_paths_masks_and_nested_training(name: str, ranks: dict[str, list[Any]]) -> None:
+    """Of parameters of which each rank holds a part, or nothing."""
+    _assert_equal_one_process(ranks[name], SHARDED_CASES[name](None))
+
+
+def test_what_needs_whole_weights_refuses_parts_of_them(ranks: dict[str, list[Any]]) -> None:
+    for pruning, network, smaller in results_of(ranks["refused"]):
+        assert "PathRecorder, NestedTraining, project and HeldMask take sharded ones" in pruning
+        assert "use project(model, nested.mask(density)), there or on a model" in network
+        assert "each rank holds a part of the weights" in smaller

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from dessilbi import DessiLBI, SolutionPath, SplitLBI, split_parameters
 
@@ -93,15 +94,15 @@ def test_a_resumed_trainer_goes_on_with_its_path(
 ) -> None:
     saving = {"save_strategy": "steps", "save_steps": 6, "gradient_accumulation_steps": 2}
     kind = {"kind": hf.NestedTrainer, "nested": {"min_groups": 2}} if nested else {}
-    arguments = {**saving, "num_train_epochs": 5, "per_device_train_batch_size": 8}
+    arguments = {**saving, "num_train_epochs": 3, "per_device_train_batch_size": 8}
     whole = hf_trainer(hf, tmp_path, arguments=arguments, **kind)
     whole.train()
     again = hf_trainer(hf, tmp_path, arguments=arguments, **kind)
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
     one, other = (t.callback_handler.callbacks for t in (whole, again))
     paths = [next(c for c in cs if isinstance(c, hf.DessilbiCallback)).path for cs in (one, other)]
-    assert paths[0].epochs == (1, 2, 3, 4, 5)
-    assert paths[0].density(5) > 0
+    assert paths[0].epochs == (1, 2, 3)
+    assert paths[0].density(3) > 0
     assert same_path(*paths)
     assert same_weights(whole.model, again.model)
     assert paths[0].default_order == ("nested" if nested else "magnitude")
@@ -191,6 +192,29 @@ def test_a_fit_stops_when_the_support_has_settled(lightning: ModuleType, tmp_pat
     assert callback.path.epochs[-1] < 32
 
 
+def test_a_fit_without_end_tells_no_length(lightning: ModuleType, tmp_path: Path) -> None:
+    endless = lightning.trainer(str(tmp_path), lightning.DessilbiCallback(), max_epochs=-1)
+    with pytest.raises(ValueError, match="cannot tell how many steps the training has"):
+        endless.fit(lightning.Classifier(), lightning.data())
+
+
+def test_a_fit_reckons_with_its_schedule(lightning: ModuleType, tmp_path: Path) -> None:
+    class Decaying(lightning.Classifier):  # type: ignore[name-defined,misc]
+        def configure_optimizers(self) -> Any:
+            opt = super().configure_optimizers()
+            return [opt], [torch.optim.lr_scheduler.StepLR(opt, 2, gamma=0.1)]
+
+    found = {}
+    for kind in (lightning.Classifier, Decaying):
+        callback, module = lightning.DessilbiCallback(), kind()
+        lightning.trainer(str(tmp_path), callback).fit(module, lightning.data())
+        group = module.optimizers(use_pl_optimizer=False).param_groups[0]
+        found[kind] = group["nu"]
+        assert group["tau"] == 10
+    assert found[lightning.Classifier] == pytest.approx(0.1 * 32 / 10)
+    assert found[Decaying] == pytest.approx((0.1 + 0.01) * 16 / 10)
+
+
 # ---------------------------------------------------------------------- Accelerate, timm
 
 
@@ -205,5 +229,18 @@ def test_the_accelerate_example() -> None:
 def test_the_timm_example(name: str, rate: float) -> None:
     pytest.importorskip("timm", reason="needs torchvision, which the tests do without")
     recorder = example("with_timm", "timm").main(name, rate)
-    assert recorder.path.epochs == (1, 2, 3, 4, 5, 6)
-    assert recorder.path.density(6) > 0
+    assert recorder.path.epochs == (10, 20, 30, 40)
+    assert recorder.path.density(40) > 0
+
+
+def test_the_fsdp2_example(tmp_path: Path) -> None:
+    module = example("with_fsdp2", "torch")
+    dist.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1
+    )
+    try:
+        recorder = module.main()
+    finally:
+        dist.destroy_process_group()
+    assert len(recorder.path.epochs) == 10
+    assert recorder.path.density(10) > 0

@@ -11,6 +11,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 from dessilbi.optim import DessiLBI
 from dessilbi.path import PathRecorder, SolutionPath
+from dessilbi.path.twins import ranked_weights, twins_by_name
 
 GROUPED = ("conv.weight", "up.weight")
 
@@ -264,13 +265,15 @@ def test_refuses_bad_use():
         rec.record(4)
 
 
-def test_refuses_dtensors(monkeypatch):
+@pytest.mark.parametrize("needs", [twins_by_name, ranked_weights])
+def test_what_needs_whole_weights_refuses_dtensors(needs, monkeypatch):
     # What makes a DTensor one, without starting a process group.
     net, opt = make()
     monkeypatch.setattr(nn.Parameter, "placements", (), raising=False)
     monkeypatch.setattr(nn.Parameter, "to_local", None, raising=False)
     with pytest.raises(ValueError, match=r"'conv.weight' is a DTensor"):
-        PathRecorder(net, opt)
+        needs(net, opt)
+    assert needs(net, opt, sharded=True)
 
 
 def test_half_precision_weights_and_channels_last():

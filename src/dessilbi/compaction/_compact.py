@@ -25,7 +25,9 @@ from dessilbi.graph.copies import copied
 from dessilbi.graph.errors import CompactError
 from dessilbi.graph.example import Example
 from dessilbi.graph.reading import refuse_hidden_code, require_runs
+from dessilbi.graph.wrappers import bare_model
 from dessilbi.path import Mask
+from dessilbi.path.sharded import is_sharded
 from dessilbi.subnet import project, recalibrate_batchnorm
 
 from .autotune import batch_to_time, is_channels_last, is_faster, may_be_channels_last
@@ -158,6 +160,12 @@ def compact(
     if form not in ("auto", "modules", "graph"):
         raise CompactError(f"form must be auto, modules or graph, got {form!r}")
     example = Example.of(example_input)
+    model = bare_model(model)
+    if is_sharded(model):
+        raise CompactError(
+            "each rank holds a part of the weights (FSDP2): gather them into a model that is not "
+            "sharded, and compact that"
+        )
     refuse_hidden_code(model)
     mask = Mask.of(mask)
     if mask.total and not mask.kept:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 try:
@@ -85,17 +86,15 @@ class DessilbiCallback(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Follow the optimizer, whose state is in place."""
-        configs = trainer.lr_scheduler_configs
-        config = configs[0] if configs else None
-        every = 1
-        if config is not None:
-            every = config.frequency
-            if config.interval == "epoch":
-                every *= -(-int(trainer.num_training_batches) // trainer.accumulate_grad_batches)
+        config = next(iter(trainer.lr_scheduler_configs), None)
+        every = 1 if config is None else config.frequency
+        steps, batches = trainer.estimated_stepping_batches, trainer.num_training_batches
+        if config is not None and config.interval == "epoch" and math.isfinite(batches):
+            every *= -(-int(batches) // trainer.accumulate_grad_batches)
         self.run.begin(
             self.network_of(pl_module),
             trainer.optimizers[self.optimizer],
-            int(trainer.estimated_stepping_batches),
+            int(steps) if math.isfinite(steps) else None,
             scheduler=None if config is None else config.scheduler,
             every=every,
             saved=self._saved,

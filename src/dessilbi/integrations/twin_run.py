@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
 
 _PATH, _NESTED = "path", "nested/"
+_UNKNOWN_LENGTH = (
+    "the framework cannot tell how many steps the training has; give it a limit (max_steps), or "
+    "the optimizer steps= or nu="
+)
 
 
 class TwinRun:
@@ -54,7 +58,7 @@ class TwinRun:
         self,
         model: nn.Module,
         opt: Optimizer,
-        steps: int,
+        steps: int | None,
         *,
         scheduler: LRScheduler | None = None,
         every: int = 1,
@@ -67,7 +71,7 @@ class TwinRun:
         Args:
             model: the network.
             opt: its optimizer; its state is in place.
-            steps: optimizer steps of the whole training.
+            steps: optimizer steps of the whole training; ``None`` if nobody knows.
             scheduler: of the learning rate.
             every: optimizer steps between two steps of the scheduler.
             saved: what :meth:`state_dict` gave.
@@ -75,6 +79,8 @@ class TwinRun:
         self.close()
         model, opt = bare_model(model), bare_optimizer(opt)
         if self.nested_options is not None:
+            if steps is None:
+                raise ValueError(_UNKNOWN_LENGTH)
             self.nested = NestedTraining(model, opt, steps, **self.nested_options)
             if saved is not None:
                 self.nested.load_state_dict(_part(saved, _NESTED))
@@ -85,6 +91,8 @@ class TwinRun:
             _refuse_embeddings(model, opt)
             self._opt = opt
             if path is None and not _knows_its_length(opt):
+                if steps is None:
+                    raise ValueError(_UNKNOWN_LENGTH)
                 opt.set_coupling_time(steps=steps, scheduler=scheduler, every=every)
         self.recorder = PathRecorder(model, opt, path=path, nested=self.nested)
 
@@ -117,7 +125,9 @@ class TwinRun:
         )
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What a checkpoint must keep."""
+        """What a checkpoint must keep; every rank asks for it where weights are sharded."""
+        if self.recorder is not None:
+            self.recorder.gather()
         found = {} if self.recorder is None else {_PATH: _packed(self.path)}
         if self.nested is not None:
             found |= {_NESTED + name: t for name, t in self.nested.state_dict().items()}

@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from dessilbi.optim.dtensor import is_dtensor
+from dessilbi.path.sharded import placed
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -78,6 +81,8 @@ def budget_ranks(
 
 def by_weight(layer: Layer, ranks: Tensor, p: Tensor) -> Tensor:
     """The ranks of a layer's groups, one number a weight, in memory as the weights are."""
+    if is_dtensor(p):
+        return placed(layer.expand(ranks) if layer.group_dim is not None else ranks, p)
     if layer.group_dim is None:
         return ranks
     return torch.empty_like(p, dtype=torch.uint8, requires_grad=False).copy_(layer.expand(ranks))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dessilbi.optim import DessiLBI, SplitLBI
+from dessilbi.optim.dtensor import local
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -70,15 +71,15 @@ class Restriction:
     @torch.no_grad()
     def _remember(self) -> None:
         self._before = [
-            (p, where, p.clone(), {k: t.clone() for k, t in self._state(p).items()})
+            (p, local(where), local(p).clone(), {k: t.clone() for k, t in self._state(p).items()})
             for p, where in self._moves.items()
-            if not bool(where.all())
+            if not bool(local(where).all())
         ]
 
     @torch.no_grad()
     def _end(self) -> None:
         for p, where, value, state in self._before:
-            _put_back(p, where, value)
+            _put_back(local(p), where, value)
             for key, tensor in self._state(p).items():
                 # What this step has made began at zero.
                 _put_back(tensor, where, state.get(key, torch.zeros_like(tensor)))
@@ -88,7 +89,7 @@ class Restriction:
     def _state(self, p: Tensor) -> dict[str, Tensor]:
         found: dict[str, Any] = self._opt.state.get(p, {})
         return {
-            k: t
+            k: local(t)
             for k, t in found.items()
             if isinstance(t, torch.Tensor) and t.shape == p.shape and k not in self._of_twin
         }

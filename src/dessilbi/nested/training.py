@@ -10,7 +10,9 @@ import torch
 import torch.distributed as dist
 
 from dessilbi.graph.wrappers import bare_model, bare_optimizer
+from dessilbi.optim.dtensor import is_dtensor
 from dessilbi.path import Mask
+from dessilbi.path.sharded import Whole, is_sharded
 from dessilbi.path.twins import ranked_weights
 from dessilbi.subnet import recalibrate_batchnorm
 from dessilbi.subnet.batchnorm import has_batchnorm
@@ -41,6 +43,8 @@ class Nested(ABC):
     Options are those of :class:`NestedTraining`.
     """
 
+    takes_shards = False
+    """Whether ranks may hold parts of the parameters (FSDP2)."""
     dependents: dict[str, NDArray[np.int32]] | None = None
     """Biases and BatchNorm parameters: the filter that each element leaves with, or -1. Filters are
     numbered through all layers, as in a path. ``None`` where weights leave alone."""
@@ -64,7 +68,10 @@ class Nested(ABC):
         self._model, self._opt = bare_model(model), bare_optimizer(opt)
         self._wrapped = None if self._model is model else model
         """The network as it is to be called, if it was given so."""
-        self._params, self._layers = ranked_weights(self._model, self._opt, groups)
+        self._params, self._layers = ranked_weights(
+            self._model, self._opt, groups, sharded=self.takes_shards
+        )
+        self._sharded = is_sharded(self._model)
         self._per_layer: bool | None = None
         self._prices: dict[str, float] = {}
         """By layer, what the size of its weights is divided by before layers are compared."""
@@ -120,7 +127,7 @@ class Nested(ABC):
             Output and loss of the largest network.
         """
         net = self._wrapped if net is None else net
-        if net is None and _processes() > 1:
+        if net is None and _processes() > 1 and not self._sharded:
             raise ValueError(
                 f"this is one of {_processes()} processes, and the network is not wrapped: each "
                 "would train on its own. Give net=, the DistributedDataParallel around it (or the "
@@ -150,7 +157,8 @@ class Nested(ABC):
             self._set_ranks(self._ranked())
 
     def _ranked(self) -> list[Tensor]:
-        found = scores(self._params, self._layers, self._per_layer, self._prices)
+        weights = Whole(self._params) if self._sharded else self._params
+        found = scores(weights, self._layers, self._per_layer, self._prices)
         return budget_ranks(found, self._layers, self.schedule.min_density, self.min_groups)
 
     def _set_ranks(self, ranks: list[Tensor]) -> None:
@@ -245,6 +253,8 @@ class Nested(ABC):
             )
         if layer.group_dim is not None:
             return saved.to(p.device, torch.uint8)
+        if is_dtensor(p):
+            return saved.to(p.device, torch.uint8).view(p.shape)
         ranks = torch.empty_like(p, dtype=torch.uint8, requires_grad=False)
         return ranks.copy_(saved.view(p.shape))
 

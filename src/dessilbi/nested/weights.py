@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +11,7 @@ from dessilbi.graph.copies import copied
 from dessilbi.graph.wrappers import averages_gradients
 from dessilbi.subnet.project import masked_weights, zero_outside
 
+from .in_place import added_gradients, masked_in_place
 from .passes import Masked, add_gradients, detached, forward
 from .ranking import WHOLE, by_weight, density_of
 from .schedule import NestedSchedule
@@ -83,6 +84,8 @@ class NestedTraining(Nested):
         >>> small = nested.network(0.1)
     """
 
+    takes_shards = True
+
     def __init__(
         self,
         model: nn.Module,
@@ -145,9 +148,13 @@ class NestedTraining(Nested):
         net: nn.Module | None,
         weight: float,
     ) -> tuple[Any, Tensor]:
-        self._drawn = self.schedule.several_budgets(
-            self.budgets_per_step, self.seed, self._step, self.steps
-        )
+        if self._sharded:
+            for _ in self._turns():
+                output = (self._model if net is None else net)(*arguments)
+                value = loss(output)
+                torch.autograd.backward(value * weight)
+            return detached(output), value.detach()
+        self._drawn = self._drawn_budgets()
         average = net is not None and averages_gradients(net)
         largest, *others = self._drawn
         for rank in others:
@@ -161,6 +168,10 @@ class NestedTraining(Nested):
                 torch.autograd.backward(value * weight)
         self._restrict(largest)
         return detached(output), value.detach()
+
+    def _drawn_budgets(self) -> tuple[int, ...]:
+        many = self.budgets_per_step
+        return self.schedule.several_budgets(many, self.seed, self._step, self.steps)
 
     def _pass(
         self,
@@ -206,7 +217,7 @@ class NestedTraining(Nested):
             layer.name: by_weight(layer, r, self._params[layer.name])
             for layer, r in zip(self._layers, ranks, strict=True)
         }
-        for name in self._by_weight:
+        for name in () if self._sharded else self._by_weight:
             self._masked.setdefault(name, Masked.like(self._params[name]))
 
     # ------------------------------------------------------------------ weights in place
@@ -214,33 +225,24 @@ class NestedTraining(Nested):
     def passes(self) -> Iterator[float]:
         """This step's budgets, the smallest first, for passes that another loop makes.
 
-        The weights of each are in place for one turn, whose forward and backward pass belong
-        together; gradients of the turns add up::
+        The weights of each are in place for its forward and backward pass; gradients add up::
 
             for budget in nested.passes():
                 loss_fn(model(x), y).backward()
             opt.step()
         """
         self._begin_step()
-        self._drawn = self.schedule.several_budgets(
-            self.budgets_per_step, self.seed, self._step, self.steps
-        )
+        yield from self._turns()
+
+    def _turns(self) -> Iterator[float]:
+        self._drawn = self._drawn_budgets()
         for rank in reversed(self._drawn):
-            # A turn masks the gradients of its own; DistributedDataParallel's may be its buckets.
-            before = [
-                (p, p.grad if p.grad is None or p.grad._base is None else p.grad.clone())
-                for p in self._model.parameters()
-            ]
-            self._model.zero_grad(set_to_none=True)
             self._in_place = self._weights_in_place(rank, largest=rank == self._drawn[0])
             try:
-                with self._in_place:
+                with added_gradients(self._model), self._in_place:
                     yield density_of(rank, self.schedule.min_density)
             finally:
                 self._in_place = None
-                for p, g in before:
-                    if g is not None:
-                        p.grad = g if p.grad is None else g.add_(p.grad)
         self._restrict(self._drawn[0])
 
     def __enter__(self) -> NestedTraining:
@@ -257,29 +259,12 @@ class NestedTraining(Nested):
         if raised[0] is None:
             self._restrict(self._drawn[0])
 
-    @contextmanager
-    def _weights_in_place(self, rank: int, *, largest: bool = True) -> Iterator[None]:
-        """The weights of a subnetwork in the parameters themselves; masks their gradients."""
+    def _weights_in_place(self, rank: int, *, largest: bool = True) -> AbstractContextManager[None]:
         if rank == WHOLE:
-            yield
-            return
-        swapped = {self._params[name]: ranks > rank for name, ranks in self._by_weight.items()}
-        dense = [(p, p.data) for p in swapped]
-        if not self._teaches_batchnorm(rank, largest=largest):
-            dense += [(b, b.data) for b in self._model.buffers()]
-        for tensor, data in dense:
-            outside = swapped.get(tensor)
-            tensor.data = data.clone() if outside is None else data.masked_fill(outside, 0)
-        torch.clear_autocast_cache()  # it knows tensors by their identity, not by what is in them
-        try:
-            yield
-            for p, outside in swapped.items():
-                if p.grad is not None:  # what was not there has no gradient, for clipping as well
-                    p.grad.masked_fill_(outside, 0)
-        finally:
-            for tensor, data in dense:
-                tensor.data = data
-            torch.clear_autocast_cache()
+            return nullcontext()
+        outside = {self._params[name]: ranks > rank for name, ranks in self._by_weight.items()}
+        followed = self._teaches_batchnorm(rank, largest=largest)
+        return masked_in_place(self._model, outside, () if followed else self._model.buffers())
 
     def _refuse_within(self) -> None:
         # Also where the whole network is in place: else a run would fail late, at its first budget.
@@ -306,6 +291,11 @@ class NestedTraining(Nested):
             small: no difference here; see :meth:`NestedWidths.network`.
         """
         mask = self.mask(density)
+        if self._sharded:
+            raise ValueError(
+                "each rank holds a part of the weights (FSDP2): use project(model, "
+                "nested.mask(density)), there or on a model with the gathered weights"
+            )
         net = copied(self._model)
         zero_outside(masked_weights(net, mask))
         # The whole network's, too, are those of the last steps that drew it, not of its weights.

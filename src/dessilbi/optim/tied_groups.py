@@ -27,7 +27,7 @@ def tied_weights(
     Channels that cannot leave are left out, and so are sets to which a weight belongs with a part
     of its slices only (a concatenation) or in another order.
     """
-    weights = {name: p for name, p in model.named_parameters() if p.ndim > 1}
+    weights: dict[str, Tensor] = {n: p for n, p in model.named_parameters() if p.ndim > 1}
     filters, neurons = [], []
     sets = [one for one in tied_channels(model, example_input, blocks=True) if one.free]
     anywhere = [(m.parameter, m.dim) for one in sets for m in one.members]

@@ -8,9 +8,10 @@ import numpy as np
 import torch
 
 from dessilbi.optim import GroupLasso, Lasso
-from dessilbi.optim.prox import active
+from dessilbi.optim.dtensor import full
 
 from ._ranking import Ranking
+from .sharded import active_groups
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,17 +49,17 @@ class Measured(NamedTuple):
 
 @torch.no_grad()
 def measure(opt: TwinOptimizer, p: Tensor, layer: Layer) -> Measured:
-    """Measure the layer of parameter p."""
+    """Measure the layer of parameter p, gathered from all ranks if it is sharded."""
     group = next(g for g in opt.param_groups if any(p is q for q in g["params"]))
     kappa, nu = float(group["kappa"]), float(group["nu"])
     penalty = opt.penalty(p)
     V = opt.dual(p)
-    W, Gamma = p.detach().to(V.dtype), kappa * penalty.prox(V)
-    inside = active(penalty, V).flatten()
+    W, Gamma = full(p.detach().to(V.dtype)), kappa * full(penalty.prox(V))
+    inside, V = active_groups(penalty, V).flatten(), full(V)
     gap = float((W - Gamma).double().square().sum())
     norms = torch.stack([layer.norms(x) for x in (W, Gamma, V)])
     lambd = penalty.lambd if isinstance(penalty, Lasso | GroupLasso) else 0.0
-    thresholds = lambd if isinstance(lambd, torch.Tensor) else torch.tensor(lambd)
+    thresholds = full(lambd) if isinstance(lambd, torch.Tensor) else torch.tensor(lambd)
     return Measured(
         active=inside.cpu().numpy(),
         kept=int(inside.sum()) * layer.group_size,

@@ -17,6 +17,7 @@ from dessilbi.graph.names import named_weights
 from . import _file, _mask_make, _mask_prune
 from .layers import unknown
 from .names import weights_with_twin
+from .sharded import Whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -206,7 +207,7 @@ class Mask(Mapping[str, torch.Tensor]):
                 if name not in known:
                     raise ValueError(unknown("parameter", name, known))
             weights = {name: known[name] for name in names}
-        return cls(_mask_make.magnitude(weights, density, scope))
+        return cls(_mask_make.magnitude(dict(Whole(weights)), density, scope))
 
     # ------------------------------------------------------------------ keeping
 

@@ -9,13 +9,14 @@ import numpy as np
 import torch
 
 from dessilbi.graph.wrappers import bare_optimizer
+from dessilbi.optim.dtensor import is_dtensor
 from dessilbi.optim.hooks import Attached
-from dessilbi.optim.prox import active
 from dessilbi.optim.twin import TwinOptimizer
 
 from ._entry import warn_if_late
 from ._measure import make_ranking, measure
 from ._snapshots import Snapshot
+from .sharded import OwnGroups, gather_changes
 from .solution_path import SolutionPath
 from .twins import grouped_weights, twins_by_name
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from ._measure import Measured
     from ._ranking import NestedRun
     from .layers import Layer
+    from .sharded import Change
 
 
 class PathRecorder(Attached):
@@ -35,7 +37,8 @@ class PathRecorder(Attached):
     After each step of the optimizer the norms of V's groups are compared with their thresholds, and
     what changed is noted: exact to the step, with one transfer of a byte a group from the device.
     Elements of Lasso layers are too many for that; they are seen when :meth:`record` keeps an
-    epoch. Training is not changed.
+    epoch. Training is not changed. Of sharded parameters (FSDP2) each rank watches its own groups;
+    all ranks record, and then each has the whole path.
 
     A step in which the learning rate of every group is 0 moves nothing and is not counted; such is
     the step by which torch.distributed.checkpoint creates the optimizer's state.
@@ -72,8 +75,10 @@ class PathRecorder(Attached):
                 f"opt must be a DessiLBI or SplitLBI optimizer, got {type(opt).__name__}"
             )
         self._opt, self._nested = opt, nested
-        self._params = twins_by_name(model, opt)
-        _, layers = grouped_weights(model, opt.param_groups)
+        self._params = twins_by_name(model, opt, sharded=True)
+        self._sharded = any(is_dtensor(p) for p in self._params.values())
+        self._own_changes: list[Change] = []
+        _, layers = grouped_weights(model, opt.param_groups, sharded=True)
         if path is None:
             if step:
                 raise ValueError(f"step={step} needs the path up to it; give path= as well")
@@ -81,10 +86,14 @@ class PathRecorder(Attached):
         else:
             self.path = path.truncated(step=step)
             _check_same_layers(self.path.layers, layers)
-        self._exact = [layer for layer in self.path.layers if layer.exact]
+        self._exact = {
+            layer.name: OwnGroups(layer, self._params[layer.name])
+            for layer in self.path.layers
+            if layer.exact
+        }
         # Numbers of the watched groups among all, and whether they were inside after the last step.
         self._watched = np.concatenate(
-            [np.arange(0), *(np.arange(s.start, s.stop) for s in (e.slice for e in self._exact))]
+            [np.arange(0), *(groups.numbers for groups in self._exact.values())]
         )
         self._inside: NDArray[np.bool_] = self.path.event_log.activity(self.path.groups)[
             self._watched
@@ -118,16 +127,31 @@ class PathRecorder(Attached):
         """Log which groups entered or left."""
         changed = np.flatnonzero(now != self._inside)
         if len(changed):
-            self.path.event_log.append(self.path.step, self._watched[changed], now[changed])
+            step, groups, entered = self.path.step, self._watched[changed], now[changed]
+            if self._sharded:
+                each = zip(groups.tolist(), entered.tolist(), strict=True)
+                self._own_changes += [(step, group, inside) for group, inside in each]
+            else:
+                self.path.event_log.append(step, groups, entered)
             self._inside = now
+
+    def gather(self) -> None:
+        """Bring together what the ranks of sharded parameters have seen; :meth:`record` does.
+
+        All of them must call it, as a checkpoint between two records must. Without sharded
+        parameters it does nothing.
+        """
+        if self._sharded:
+            gather_changes(self._own_changes, self.path.event_log)
+            self._own_changes = []
 
     @torch.no_grad()
     def _activity(self) -> NDArray[np.bool_]:
         """Which watched groups are in the support now."""
         parts, penalties = [], self._opt.penalties()
-        for layer in self._exact:
-            p = self._params[layer.name]
-            parts.append(active(penalties[p], self._opt.dual(p)))
+        for name, groups in self._exact.items():
+            p = self._params[name]
+            parts.append(groups.active(penalties[p], self._opt.dual(p)))
         if len({part.device for part in parts}) > 1:
             parts = [part.cpu() for part in parts]
         inside = torch.cat(parts) if parts else torch.zeros(0, dtype=torch.bool)
@@ -158,6 +182,7 @@ class PathRecorder(Attached):
                 "the optimizer was given parameters with a twin after the recorder was made; make "
                 "the recorder after the last add_param_group"
             )
+        self.gather()
         measured = [measure(self._opt, self._params[one.name], one) for one in path.layers]
         path.supports.append(np.concatenate([m.active for m in measured]))
         path.snapshots.append(

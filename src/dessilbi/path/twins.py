@@ -23,8 +23,16 @@ if TYPE_CHECKING:
     from dessilbi.optim.twin import TwinOptimizer
 
 
-def twins_by_name(model: nn.Module, opt: TwinOptimizer) -> dict[str, Tensor]:
-    """Parameters with a twin, as the model calls them: the optimizer may not know names."""
+def twins_by_name(
+    model: nn.Module, opt: TwinOptimizer, *, sharded: bool = False
+) -> dict[str, Tensor]:
+    """Parameters with a twin, as the model calls them: the optimizer may not know names.
+
+    Args:
+        model: the network.
+        opt: its optimizer.
+        sharded: whether ranks may hold parts of them.
+    """
     names = {id(p): name for name, p in bare_model(model).named_parameters()}
     found = {}
     for given, p in opt.twins():
@@ -33,11 +41,8 @@ def twins_by_name(model: nn.Module, opt: TwinOptimizer) -> dict[str, Tensor]:
                 f"the optimizer's parameter {given!r} of shape {tuple(p.shape)} is not one of the "
                 "model's; pass the model whose parameters it trains"
             )
-        if is_dtensor(p):
-            raise ValueError(
-                f"parameter {names[id(p)]!r} is a DTensor: paths of sharded parameters are not "
-                "recorded; use DistributedDataParallel, or train without a recorder"
-            )
+        if is_dtensor(p) and not sharded:
+            _refuse(names[id(p)])
         found[names[id(p)]] = p
     if not found:
         raise ValueError(
@@ -48,7 +53,11 @@ def twins_by_name(model: nn.Module, opt: TwinOptimizer) -> dict[str, Tensor]:
 
 
 def ranked_weights(
-    model: nn.Module, opt: Optimizer, groups: Sequence[Mapping[str, Any]] | None = None
+    model: nn.Module,
+    opt: Optimizer,
+    groups: Sequence[Mapping[str, Any]] | None = None,
+    *,
+    sharded: bool = False,
 ) -> tuple[dict[str, Tensor], tuple[Layer, ...]]:
     """The weights that may leave a network, by name, and how they are grouped.
 
@@ -58,16 +67,17 @@ def ranked_weights(
             of :class:`DessiLBI` and those of :func:`split_parameters` in any optimizer have; else
             the defaults of :func:`split_parameters` do.
         groups: what :func:`split_parameters` gave, if that is to decide.
+        sharded: whether ranks may hold parts of them.
     """
     if groups is None:
         groups = opt.param_groups
         if not any("penalty" in group for group in groups):
             groups = split_parameters(bare_model(model))
-    return grouped_weights(model, groups)
+    return grouped_weights(model, groups, sharded=sharded)
 
 
 def grouped_weights(
-    model: nn.Module, groups: Sequence[Mapping[str, Any]]
+    model: nn.Module, groups: Sequence[Mapping[str, Any]], *, sharded: bool = False
 ) -> tuple[dict[str, Tensor], tuple[Layer, ...]]:
     """The weights that parameter groups give a penalty, by the model's names, as layers.
 
@@ -75,6 +85,7 @@ def grouped_weights(
         model: the network.
         groups: what :func:`split_parameters` gave, or the parameter groups of an optimizer that was
             made of it.
+        sharded: whether ranks may hold parts of them.
     """
     names = {id(p): name for name, p in named_weights(model).items()}
     params: dict[str, Tensor] = {}
@@ -92,11 +103,8 @@ def grouped_weights(
                     f"a parameter of shape {tuple(p.shape)} that is to be ranked is not one of the "
                     "model's; pass the model whose parameters the groups hold"
                 )
-            if is_dtensor(p):
-                raise ValueError(
-                    f"parameter {names[id(p)]!r} is a DTensor: sharded parameters are not ranked; "
-                    "use DistributedDataParallel"
-                )
+            if is_dtensor(p) and not sharded:
+                _refuse(names[id(p)])
             params[names[id(p)]] = p
             if isinstance(kind, GroupLasso):
                 dims.append(kind.dim % p.ndim)
@@ -114,3 +122,11 @@ def grouped_weights(
         (name, tuple(p.shape), dim) for (name, p), dim in zip(params.items(), dims, strict=True)
     )
     return params, tuple(replace(one, tied=together.get(one.name)) for one in layers)
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(
+        f"parameter {name!r} is a DTensor, of which each rank holds a part: this needs "
+        "whole weights. PathRecorder, NestedTraining, project and HeldMask take sharded ones "
+        "(FSDP2); for the rest use DistributedDataParallel"
+    )

@@ -9,8 +9,10 @@ import torch
 
 from dessilbi.graph.names import named_weights
 from dessilbi.graph.wrappers import bare_optimizer
+from dessilbi.optim.dtensor import is_dtensor, local
 from dessilbi.optim.hooks import Attached
 from dessilbi.path.mask import Mask
+from dessilbi.path.sharded import placed, resharded
 
 from .batchnorm import copy_statistics, restore_statistics
 
@@ -47,10 +49,11 @@ def project(
         >>> left, int(model.weight.count_nonzero())
         (4, 16)
     """
+    mask = Mask.of(mask)
     kept = masked_weights(model, mask)
-    if kept and not allow_empty and not any(bool(keep.any()) for _, keep in kept):
+    if kept and not allow_empty and not mask.kept:
         raise ValueError(
-            f"the mask keeps none of {sum(keep.numel() for _, keep in kept)} weights: nothing has "
+            f"the mask keeps none of {mask.total} weights: nothing has "
             "entered Gamma yet, or no group fits the budget. Train on, with a smaller nu or lambd "
             "if need be, or take a larger budget; allow_empty=True evaluates what is left"
         )
@@ -63,6 +66,7 @@ def project(
         with torch.no_grad():
             for (p, _), weights in zip(kept, dense, strict=True):
                 p.copy_(weights)
+        resharded(model)
         torch.clear_autocast_cache()
         restore_statistics(statistics)
 
@@ -92,11 +96,13 @@ class HeldMask(Attached):
 
 
 def masked_weights(model: nn.Module, mask: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """The masked parameters of a model, each with its mask."""
+    """The masked parameters of a model, each with its mask; of sharded ones this rank's parts."""
     mask = Mask.of(mask)
+    resharded(model)
     mask.check(model)
     params = named_weights(model)  # as mask.check does: torch's pruning renames parameters
-    return [(params[name], mask[name].to(params[name].device)) for name in mask.names]
+    pairs = [(params[name], mask[name].to(params[name].device)) for name in mask.names]
+    return [(local(p.detach()), local(placed(m, p))) if is_dtensor(p) else (p, m) for p, m in pairs]
 
 
 @torch.no_grad()
