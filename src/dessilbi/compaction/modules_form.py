@@ -60,7 +60,8 @@ def apply_plan(plan: Plan, model: nn.Module) -> nn.Module:
             rows = len(made.get(id(weight), weight))
             own = weight.new_zeros(rows)
             module._parameters["bias"] = nn.Parameter(own, weight.requires_grad)
-        for tensors in (module._parameters, module._buffers):
+        stores: list[dict[str, Any]] = [module._parameters, module._buffers]
+        for tensors in stores:
             for own_name, tensor in tensors.items():
                 if tensor is not None and id(tensor) in made:
                     tensors[own_name] = made[id(tensor)]
@@ -118,7 +119,7 @@ def changed_sizes(analysis: Analysis, kept: Kept) -> dict[str, dict[int, set[int
         for path, new in cut.numbers.items() if cut is not None and not cut.operator else ():
             at, _, entry = path.partition(".")
             given = node.args[int(at)] if int(at) < len(node.args) else None
-            given = given[int(entry)] if entry else given  # type: ignore[index,assignment]
+            given = given[int(entry)] if entry else given  # type: ignore[index]
             if isinstance(given, int) and isinstance(new, int):
                 here.setdefault(given, set()).add(new)
     return found

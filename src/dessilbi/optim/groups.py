@@ -125,8 +125,8 @@ def split_parameters(
         rule.check_used([name for names in aliases.values() for name in names], rules)
 
     if tied:
-        filters, neurons = tied_weights(model, example_input)
-        for names in filters:
+        same_filters, neurons = tied_weights(model, example_input)
+        for names in same_filters:
             _tie({name: chosen[name] for name in names})
         for dims in neurons:
             _tie_neurons({name: chosen[name] for name in dims}, dims, scaling)
