@@ -16,6 +16,7 @@ import json
 import time
 import warnings
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +45,7 @@ SIZED = ("vit", "deit", "swin", "mixer", "levit", "inception")
 
 def texts() -> dict[str, Callable[[], tuple[nn.Module, Any]]]:
     """Transformers of Hugging Face, small ones."""
-    import transformers as hf
+    hf: Any = import_module("transformers")
 
     ids = {"input_ids": torch.arange(3, 27).view(2, 12)}
     common = {"vocab_size": 199, "hidden_size": 128, "num_hidden_layers": 2}
@@ -90,9 +91,7 @@ def torchvision_models() -> Any:
 
     torch.library.register_fake = tolerant
     try:
-        import torchvision.models
-
-        return torchvision.models
+        return import_module("torchvision.models")
     finally:
         torch.library.register_fake = register
 
@@ -100,7 +99,7 @@ def torchvision_models() -> Any:
 def zoo() -> dict[str, Callable[[], tuple[nn.Module, Any]]]:
     """Name and maker of each network, with an example."""
     models = torchvision_models()
-    import timm
+    timm: Any = import_module("timm")
 
     def image(name: str) -> tuple[nn.Module, Any]:
         model = timm.create_model(name)

@@ -287,7 +287,12 @@ def _with_mode(root: nn.Module, graph: fx.Graph, node: fx.Node, whole: dict[str,
         graph.erase_node(node)
         return
     made: nn.Module
-    if name == "batch_norm" and len(node.args) >= 8 and not node.args[5]:
+    if name == "_native_batch_norm_legit_no_training":
+        made, given = BatchNorm(float(node.args[5]), float(node.args[6])), node.args[:5]  # type: ignore[arg-type]
+        for user in list(node.users):  # of three results the first
+            user.replace_all_uses_with(node)
+            graph.erase_node(user)
+    elif name == "batch_norm" and len(node.args) >= 8 and not node.args[5]:
         made, given = BatchNorm(float(node.args[6]), float(node.args[7])), node.args[:5]  # type: ignore[arg-type]
         given = (given[0], *given[1:5])
     elif name in ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"):

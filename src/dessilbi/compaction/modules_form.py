@@ -60,8 +60,8 @@ def apply_plan(plan: Plan, model: nn.Module) -> nn.Module:
             rows = len(made.get(id(weight), weight))
             own = weight.new_zeros(rows)
             module._parameters["bias"] = nn.Parameter(own, weight.requires_grad)
-        held: list[dict[str, Any]] = [module._parameters, module._buffers]
-        for tensors in held:
+        stores: list[dict[str, Any]] = [module._parameters, module._buffers]
+        for tensors in stores:
             for own_name, tensor in tensors.items():
                 if tensor is not None and id(tensor) in made:
                     tensors[own_name] = made[id(tensor)]

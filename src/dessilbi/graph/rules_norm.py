@@ -19,6 +19,14 @@ if TYPE_CHECKING:
     from .rules import Run
 
 
+@rule("_native_batch_norm_legit_no_training")
+def evaluated_batch_norm(run: Run, node: fx.Node) -> tuple[Value, ...] | None:
+    """As it is called where operators that write in place were taken apart."""
+    found = batch_norm(run, node)
+    nothing = Value((0,))
+    return None if found is None else (found, nothing, nothing)
+
+
 @rule("batch_norm", "instance_norm")
 def batch_norm(run: Run, node: fx.Node) -> Value | None:
     """Channel by channel; the statistics are the layer's or, without, the batch's."""
@@ -28,7 +36,10 @@ def batch_norm(run: Run, node: fx.Node) -> Value | None:
     given = [run.argument(node, i, name) for i, name in
              enumerate(("weight", "bias", "running_mean", "running_var"), 1)]  # fmt: skip
     params = [None if a is None else run.value(a) for a in given]
-    own_statistics = operator_name(node) == "batch_norm" and not run.argument(node, 5, "training")
+    name = operator_name(node)
+    own_statistics = name.startswith("_native") or (
+        name == "batch_norm" and not run.argument(node, 5, "training")
+    )
     if not own_statistics:
         over = [d for d in range(x.ndim) if d != 1]
         x = replace(uniform(run.classes, x, over), constant=None)
@@ -65,7 +76,8 @@ def _normalised(run: Run, node: fx.Node, x: Value, params: list[Value | None]) -
         return None
     if known is None:
         known = torch.full(shape, torch.nan, dtype=torch.float64)
-    found = (known - mean) / torch.sqrt(var + float(run.argument(node, 7, "eps")))
+    at = 6 if operator_name(node).startswith("_native") else 7
+    found = (known - mean) / torch.sqrt(var + float(run.argument(node, at, "eps")))
     if weight is not None:
         shift = torch.zeros_like(weight) if bias is None else bias
         # A scale of zero makes a constant of anything.

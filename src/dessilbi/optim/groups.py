@@ -127,8 +127,8 @@ def split_parameters(
         rule.check_used([name for names in aliases.values() for name in names], rules)
 
     if tied:
-        streams, neurons = tied_weights(model, example_input)
-        for names in streams:
+        same_filters, neurons = tied_weights(model, example_input)
+        for names in same_filters:
             _tie({name: chosen[name] for name in names})
         for dims in neurons:
             _tie_neurons({name: chosen[name] for name in dims}, dims, scaling)

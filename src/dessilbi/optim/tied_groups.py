@@ -9,6 +9,8 @@ import torch
 from dessilbi.graph.ties import tied_channels
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor, nn
 
     from dessilbi.graph.ties import Member, Tied
@@ -42,7 +44,7 @@ def tied_weights(
     return filters, neurons
 
 
-def _one_slice_each(one: Tied, members: list[Member], weights: dict[str, Tensor]) -> bool:
+def _one_slice_each(one: Tied, members: list[Member], weights: Mapping[str, Tensor]) -> bool:
     return all(
         m.index.shape[1] == 1
         and torch.equal(m.index, members[0].index)
@@ -54,7 +56,7 @@ def _one_slice_each(one: Tied, members: list[Member], weights: dict[str, Tensor]
 def _neurons(
     one: Tied,
     members: list[Member],
-    weights: dict[str, Tensor],
+    weights: Mapping[str, Tensor],
     anywhere: list[tuple[str, int]],
 ) -> dict[str, int]:
     """A hidden layer between two streams that stay: each matrix takes part with one dimension."""
