@@ -271,7 +271,7 @@ def lab_net(name: str, side: int, channels: int) -> nn.Module:
 
 
 def randomize(model: nn.Module, seed: int = 0) -> nn.Module:
-    """Weights as they are, biases and BatchNorm as training might leave them."""
+    """Weights as they are, biases and BatchNorm as training might leave them; in evaluation."""
     g = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for m in model.modules():
@@ -286,7 +286,7 @@ def randomize(model: nn.Module, seed: int = 0) -> nn.Module:
                     m.bias.copy_(0.3 * torch.randn(n, generator=g))
             elif isinstance(m, nn.Conv1d | nn.Conv2d | nn.Linear) and m.bias is not None:
                 m.bias.copy_(0.2 * torch.randn(len(m.bias), generator=g))
-    return model
+    return model.eval()
 
 
 def filter_mask(model: nn.Module, off: float, seed: int = 0, head: bool = False) -> Mask:

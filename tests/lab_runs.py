@@ -160,6 +160,15 @@ class CrashAt(Silent):
             raise Crash
 
 
+def crash_and_resume(config: Config, runs: Path, *, after: tuple[int, ...]) -> RunDir:
+    """Crash after each of the given numbers of steps, with every step saved; then finish."""
+    place = RunOptions(runs=runs, save_minutes=0)
+    for steps in after:
+        with pytest.raises(Crash):
+            train(config, place, CrashAt(steps))
+    return train(config, RunOptions(runs=runs))
+
+
 class CrashAtWrite:
     """Crashes at the n-th flush or rename, and cuts what was flushed in half."""
 

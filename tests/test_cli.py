@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from dessilbi import SolutionPath, __version__, cli
+from dessilbi import __version__, cli
 from dessilbi.cli import main
 from dessilbi.lab.data import places
 
@@ -122,7 +122,6 @@ def test_help_of_a_command_needs_no_torch(command: str) -> None:
         (["train", "digits", "--device", "gpu"], 1, "error: device must be auto, cpu"),
         (["train", "digits", "--optimizer.nu", "-1"], 1, "nu"),
         (["demo", "--fast"], 2, "--fast"),
-        (["reproduce", "--docs", "no.md"], 1, "error: no.md: No such file or directory"),
         (["frontier", "run", "--threads", "0"], 1, "error: threads must be >= 1, got 0"),
         (["frontier", "run", "--densities"], 1, "error: name at least one density"),
     ],
@@ -193,7 +192,6 @@ def test_extras_hold_what_the_command_line_says() -> None:
         ("onnxruntime.capi", "pip install 'dessilbi[compact]'"),
         ("matplotlib", "pip install 'dessilbi[report]'"),
         ("torchvision", "pip install 'dessilbi[imagenet]'"),
-        ("submitit", "pip install 'dessilbi[cluster]'"),
         ("my_models", "a module that is not installed: No module named 'my_models'"),
         ("fcntl", "the command line needs Linux or macOS"),
     ],
@@ -201,7 +199,7 @@ def test_extras_hold_what_the_command_line_says() -> None:
 def test_only_an_extra_that_helps_is_suggested(
     dessilbi: Shell, monkeypatch: pytest.MonkeyPatch, module: str, said: str
 ) -> None:
-    def missing(_: list[str]) -> None:
+    def missing() -> None:
         raise ModuleNotFoundError(f"No module named {module!r}", name=module)
 
     monkeypatch.setattr("dessilbi.cli.subnet.path", missing)
@@ -212,11 +210,11 @@ def test_only_an_extra_that_helps_is_suggested(
 
 
 def test_a_closed_pipe_is_no_fault(dessilbi: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    def closed(_: list[str]) -> None:
+    def closed() -> None:
         raise BrokenPipeError(32, "Broken pipe")
 
     monkeypatch.setattr("dessilbi.cli.subnet.path", closed)
-    assert dessilbi("path", "run") == Said(1, "", "")
+    assert dessilbi("path") == Said(1, "", "")
 
 
 # ---------------------------------------------------------------------- training
@@ -260,34 +258,21 @@ def test_a_damaged_checkpoint_is_a_clear_error(dessilbi: Shell) -> None:
     assert f"error: {state} is damaged" in said.err
 
 
-def test_demo_tells_the_story_and_names_its_files(dessilbi: Shell) -> None:
+def test_demo_shows_the_path_and_what_the_support_alone_scores(dessilbi: Shell) -> None:
     said = dessilbi("demo", "--runs", "shown")
     assert said.code == 0
     run = only_run(Path("shown"))
-    lines = said.out.splitlines()
-
-    (start,) = (i for i, line in enumerate(lines) if line.startswith("layer"))
-    table = {line.split()[0]: line for line in lines[start + 1 : start + 4]}
-    assert table.keys() == {"conv1.weight", "conv2.weight", "fc.weight"}
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    entered = {}
-    for layer, line in table.items():
-        densities = [r["densities"][layer] for r in records]
-        entered[layer] = next(e for e, d in enumerate(densities, start=1) if d > 0)
-        assert f"{densities[-1]:.1%}" in line
-        assert line.endswith(f"epoch {entered[layer]}")
-    for kind, value in (("sparse", "recalibrated_accuracy"), ("dense", "accuracy")):
-        (line,) = (line for line in lines if line.startswith(f"{kind} accuracy"))
-        assert f"{records[-1][value]:.1f}%" in line
-    path = SolutionPath.load(run / "path.safetensors")
-    steps = path.entry_steps("conv1.weight")  # filters of the first layer come first here
-    first = int(steps.where(steps >= 0, steps.max() + 1).argmin())
-    assert f"The first filters: conv1.weight[{first}] at step {int(steps[first])}," in said.out
-    assert records[-1]["accuracy"] > 90
-
-    named = [line.split()[0] for line in lines[lines.index("To look at:") + 1 :]]
-    assert len(named) >= 4
-    assert all(Path(name).exists() for name in named)
+    last = records[-1]
+    assert last["accuracy"] > 90
+    path = dessilbi("path", str(run)).out
+    assert path in said.out
+    for layer in ("conv1.weight", "conv2.weight", "fc.weight"):
+        assert f"  {layer}: " in path
+    near = next(r for r in records if r["recalibrated_accuracy"] >= last["accuracy"] - 1)
+    sentence = f"At epoch {near['epoch']} the support of Gamma holds {near['density']:.0%}"
+    assert sentence in said.out
+    assert said.out.rstrip().endswith(f"dessilbi report {run}")
 
 
 # ---------------------------------------------------------------------- paths and subnetworks

@@ -53,8 +53,9 @@ def draw(values: np.ndarray, file: Path) -> None:
     """Two tables of colours, a cell for each pair."""
     titles = "filters and weights in Gamma, %", "test accuracy on the support, %"
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
-    for ax, title, grid, digits_after in zip(axes, titles, values, (0, 1), strict=True):
-        low = 0.0 if grid is values[0] else 90.0
+    for ax, title, grid, low, digits_after in zip(
+        axes, titles, values, (0.0, 90.0), (0, 1), strict=True
+    ):
         ax.imshow(grid, cmap="Blues", vmin=low, vmax=low + 1.5 * (100 - low), aspect="auto")
         for row, column in np.ndindex(*grid.shape):
             ax.text(column, row, f"{grid[row, column]:.{digits_after}f}", ha="center", va="center")

@@ -189,7 +189,7 @@ def test_a_missing_package_is_named_with_its_extra(
     def missing(*_: object) -> None:
         raise ModuleNotFoundError("No module named 'onnxruntime'", name="onnxruntime")
 
-    monkeypatch.setattr("dessilbi.cli.compact.export_command", missing)
+    monkeypatch.setattr("dessilbi.cli.compact._deploy", missing)
     assert "dessilbi.cli.compact" in sys.modules
     with pytest.raises(SystemExit):
         main(["export", str(run.path), "--onnx"])

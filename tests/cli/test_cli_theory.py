@@ -67,7 +67,7 @@ def test_a_run_is_looked_at_where_it_was_kept(
         assert label in text
     assert "epoch 2" not in text  # was not kept
     assert "verdict (" in text
-    for reason in ("momentum 0.9", "batches of 256 of 1,442 images", "not smooth: relu1 (ReLU)"):
+    for reason in ("momentum 0.9", "batches of 256 of 1,442 images", "not smooth: relu ("):
         assert f"outside the theorem: {reason}" in text
 
 
@@ -96,37 +96,6 @@ def test_a_configuration_is_looked_at_before_it_runs(
     assert text.count("outside the theorem") == 1
 
 
-def test_full_batch_steps_show_the_descent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A smooth net at a small step obeys the theorem, and the picture shows it."""
-    pytest.importorskip("matplotlib")
-
-    def make(num_classes: int) -> nn.Module:
-        return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, num_classes))
-
-    config = changed(SMALL, lr=0.05, momentum=0.9, lambd=0.01)
-    config = replace(config, model=with_model(monkeypatch, make))
-    picture = tmp_path / "steps.png"
-    code, text = said(
-        capsys, "theory", file_of(config, tmp_path), "--images", "100", "--steps", "30",
-        "--plot", str(picture),
-    )  # fmt: skip
-    assert code == 0
-    assert "30 full-batch steps at lr 0.05 without momentum" in text
-    assert "F grew in 0 of 30 steps" in text
-    assert "bounds missed: descent of F 0, subgradient 0, O(1/K) mean 0 times" in text
-    assert "not smooth" not in text
-    assert picture.stat().st_size > 10_000
-
-
-def test_steps_go_on_from_the_last_weights(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
-    code, text = said(capsys, "theory", str(run.path), *FEW, "--steps", "3")
-    assert code == 0
-    assert "3 full-batch steps at lr 0.01" in text  # after the drop of the schedule
-    assert "||grad Lbar||" in text
-
-
 @pytest.mark.parametrize(
     ("arguments", "fault"),
     [
@@ -134,14 +103,7 @@ def test_steps_go_on_from_the_last_weights(run: RunDir, capsys: pytest.CaptureFi
         (["runs/none"], "error: there is no run directory runs/none"),
         (["none.json"], "error: there is no configuration file none.json"),
         (["digits", "--images", "0"], "error: images must be >= 1, got 0"),
-        (["digits", "--steps", "-1"], "error: steps must be >= 0, got -1"),
-        (["digits", "--plot", "a.png"], "error: --plot draws the steps of --steps"),
         (["digits", "--threads", "0"], "error: threads must be >= 1, got 0"),
-        (
-            ["digits", "--steps", "2", "--plot", "/nonexist/x.png"],
-            "error: there is no folder /nonexist to draw x.png in",
-        ),
-        (["digits", "--steps", "2", "--plot", "x.gif"], "error: plot must end in .png, .svg or"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -172,9 +134,6 @@ def test_sgd_is_dessilbi_without_a_twin(tmp_path: Path, capsys: pytest.CaptureFi
     code, text = said(capsys, "theory", file_of(config, tmp_path), *FEW)
     assert code == 0
     assert "nu inf" in text
-    code, text = said(capsys, "theory", file_of(config, tmp_path), *FEW, "--steps", "2")
-    assert code == 1
-    assert "--steps watches F, which optimizer sgd has not" in text
 
 
 # ---------------------------------------------------------------------- train --check-step
@@ -213,11 +172,12 @@ def test_a_step_that_is_too_large_is_warned_of(tmp_path: Path) -> None:
     train(changed(SMALL, lr=0.2, momentum=0.0), RunOptions(runs=tmp_path, check_step=True), ear)
     assert ear.heard[0].startswith("epoch 1: lr 0.2 is above the safe step")
     assert "the paper's:" in ear.heard[0]
-    assert "not smooth: relu1 (ReLU)" in ear.heard[0]
+    assert "not smooth: relu (" in ear.heard[0]
     for before, after in zip(ear.heard, ear.heard[1:], strict=False):
         assert ("above" in before) != ("above" in after)  # only what changes is said
 
 
+@pytest.mark.filterwarnings("ignore:nothing has entered Gamma")  # at so small a step
 def test_a_small_step_is_not_mentioned(tmp_path: Path) -> None:
     ear = Ear()
     train(changed(SMALL, lr=1e-3), RunOptions(runs=tmp_path, check_step=True), ear)

@@ -36,7 +36,7 @@ def check(
     model: nn.Module, mask: Mask, shape: tuple[int, ...], streams: Streams = "keep"
 ) -> nn.Module:
     """Compact in float64 and compare on inputs that compact() has not seen."""
-    model = deepcopy(model).double()
+    model = deepcopy(model).double().eval()
     before = deepcopy(model.state_dict())
     x = torch.randn(3, *shape, dtype=torch.float64)
     small = compact(model, mask, x[:1], streams=streams, latency=False)
@@ -164,7 +164,7 @@ def test_batchnorm_is_measured_anew_before_the_cut() -> None:
     mask = filter_mask(model, 0.5)
     inputs = [torch.randn(32, 1, 8, 8) for _ in range(2)]
     small = compact(model, mask, inputs[0][:1], recalibrate=iter(inputs), latency=False)
-    with torch.no_grad(), project(model.eval(), mask):
+    with torch.no_grad(), project(model, mask):
         recalibrate_batchnorm(model, inputs)
         wanted = model(inputs[0])
     with torch.no_grad():

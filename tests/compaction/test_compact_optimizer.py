@@ -43,7 +43,7 @@ def test_training_goes_on_as_the_masked_model_would() -> None:
     with torch.no_grad():  # what was cut may not move on: the compact model does not have it
         for name in ("bn1", "bn2"):
             off = torch.ones(len(model.get_parameter(f"{name}.bias"))).bool()
-            off[list(small.plan.layers[name].rows)] = False
+            off[list(small.plan.tensors[f"{name}.bias"].stays[0])] = False
             model.get_parameter(f"{name}.bias").register_hook(lambda g, off=off: g * ~off)
             optimizer.state[model.get_parameter(f"{name}.bias")]["momentum_buffer"][off] = 0
     moved = small.cut_optimizer(model, optimizer)
@@ -71,13 +71,13 @@ def test_v_and_momentum_and_thresholds_are_cut(kind: str | None) -> None:
     moved = small.cut_optimizer(model, optimizer)
     assert isinstance(moved, DessiLBI)
     assert [name for name, _ in moved.twins()] == [name for name, _ in optimizer.twins()]
-    cut = small.plan.layers["conv2"]
+    rows, columns = (list(small.plan.tensors["conv2.weight"].stays[d]) for d in (0, 1))
     old, new = model.get_parameter("conv2.weight"), small.model.get_parameter("conv2.weight")
     for key in ("v", "momentum_buffer"):
-        wanted = optimizer.state[old][key][list(cut.rows)][:, list(cut.columns)]
+        wanted = optimizer.state[old][key][rows][:, columns]
         assert torch.equal(moved.state[new][key], wanted)
     if kind == "init":
-        wanted = optimizer.state[old]["lambd_scale"][list(cut.rows)]
+        wanted = optimizer.state[old]["lambd_scale"][rows]
         assert torch.equal(moved.state[new]["lambd_scale"], wanted)
     steps(small.model, moved)
     assert moved.density() >= 0
@@ -95,16 +95,15 @@ def test_a_twin_beside_adamw_is_cut_with_it(v_dtype: torch.dtype | None) -> None
     assert type(moved.base) is torch.optim.AdamW
     assert [name for name, _ in moved.twins()] == [name for name, _ in optimizer.twins()]
     for name, p in moved.twins():
-        cut, old = small.plan.layers[name.removesuffix(".weight")], model.get_parameter(name)
+        old, stays = model.get_parameter(name), small.plan.tensors[name].stays
+        rows, columns = (list(stays.get(d, range(old.shape[d]))) for d in (0, 1))
         for key in ("v", "exp_avg", "exp_avg_sq"):
-            wanted = optimizer.state[old][key][list(cut.rows)][:, list(cut.columns)]
+            wanted = optimizer.state[old][key][rows][:, columns]
             assert torch.equal(moved.state[p][key], wanted)
             assert moved.state[p][key].dtype is wanted.dtype
-        wanted = optimizer.state[old]["lambd_scale"][list(cut.rows)]
+        wanted = optimizer.state[old]["lambd_scale"][rows]
         assert torch.equal(moved.state[p]["lambd_scale"], wanted)
-        assert torch.equal(
-            moved.support(p), optimizer.support(old)[list(cut.rows)][:, list(cut.columns)]
-        )
+        assert torch.equal(moved.support(p), optimizer.support(old)[rows][:, columns])
     for old_group, new_group in zip(optimizer.param_groups, moved.param_groups, strict=False):
         for option in ("nu", "lambd", "lambd_scale", "kappa", "betas", "lr"):
             assert old_group[option] == new_group[option]
@@ -141,9 +140,9 @@ def test_tied_weights_are_one_parameter_by_any_name() -> None:
     optimizer = torch.optim.SGD(net.named_parameters(), lr=0.1, momentum=0.9)
     net(x).sum().backward()
     optimizer.step()
-    small = compact(net, tied_mask(), x, latency=False)
+    small = compact(net, tied_mask(), x, form="graph", latency=False)
     first = [next(iter(dict(m.named_parameters()))) for m in (net, small.model)]
-    assert first == ["decode.weight", "embed.weight"]  # the networks name it differently
+    assert first == ["decode.weight", "embed.weight"]  # the graph reads it by its other name
     moved = small.cut_optimizer(net, optimizer)
     (group,) = moved.param_groups
     assert {id(p) for p in group["params"]} == {id(p) for p in small.model.parameters()}

@@ -100,7 +100,8 @@ def test_the_plan_can_be_read(folder: Path, small: Compact) -> None:
     plan = json.loads((folder / "plan.json").read_text())
     assert (plan["format"], plan["version"]) == ("dessilbi-compact", 2)
     assert plan["constructor"] == {"target": MAKE, "arguments": DIGITS}
-    assert plan["plan"]["layers"]["conv1"]["kind"] == "convolution"
+    assert plan["plan"]["form"] == "modules"
+    assert set(plan["plan"]["tensors"]["conv1.weight"]["stays"]) == {"0"}
     assert plan["report"]["compact"]["parameters"] == small.report.compact.parameters
 
 
@@ -167,11 +168,11 @@ def test_damaged_files(folder: Path) -> None:
 
 def test_a_plan_with_impossible_indices(folder: Path) -> None:
     plan = json.loads((folder / "plan.json").read_text())
-    plan["plan"]["layers"]["conv1"]["rows"] = "0-99"
+    plan["plan"]["tensors"]["conv1.weight"]["stays"]["0"] = "0-99"
     change(folder, plan=plan["plan"])
-    with pytest.raises(CompactError, match="keeps row 99"):
+    with pytest.raises(CompactError, match=r"slices that a tensor of shape \(16, 1, 3, 3\) does"):
         load_compact(folder)
-    plan["plan"]["layers"]["conv1"]["rows"] = "zero"
+    plan["plan"]["tensors"]["conv1.weight"]["stays"]["0"] = "zero"
     change(folder, plan=plan["plan"])
     with pytest.raises(FormatError, match="damaged"):
         load_compact(folder)

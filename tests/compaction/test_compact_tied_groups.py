@@ -59,7 +59,7 @@ def test_every_network_can_be_split(name: str) -> None:
     make, shape = NETS[name]
     net = make()
     groups = split_parameters(net, tied=True, example_input=torch.zeros(2, *shape))
-    assert bool(tied_sets(groups)) == (name in ("residual", "separable", "excited"))
+    assert bool(tied_sets(groups)) == (name in ("residual", "separable", "excited", "oddments"))
     if not tied_sets(groups):
         plain = split_parameters(net)
         assert [(g["name"], len(g["params"])) for g in groups] == [
@@ -195,7 +195,7 @@ def test_compact_removes_channels_of_the_stream() -> None:
     small = compact(net.eval(), mask, X, latency=False)
     # The stream keeps its live channels, and one more if constants must be carried.
     assert alive <= len(small.model.get_parameter("stem.weight")) <= alive + 1 < 8
-    rows = {small.plan.layers[name.removesuffix(".weight")].rows for name in STREAM}
+    rows = {small.plan.tensors[name].stays[0] for name in STREAM}
     assert len(rows) == 1
     moved = small.cut_optimizer(net, opt)
     (together,) = (g for g in moved.param_groups if g["tied"])

@@ -194,7 +194,7 @@ def test_a_scheduler_moves_a_twin_and_its_base(name: str) -> None:
 NOT_DRY = {"ReduceLROnPlateau"}  # depends on the losses
 
 
-@pytest.mark.parametrize("name", SCHEDULERS.keys() - NOT_DRY)
+@pytest.mark.parametrize("name", sorted(SCHEDULERS.keys() - NOT_DRY))
 @pytest.mark.parametrize("base", [None, "adamw"])
 def test_the_coupling_time_is_that_of_the_scheduled_rates(name: str, base: str | None) -> None:
     """And asking for it leaves the schedule where it is."""

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dessilbi.graph.errors import CompactError
-from dessilbi.graph.plan import LayerCut, NodeCut, Plan, indices, spans
+from dessilbi.graph.plan import NodeCut, Plan, TensorCut, indices, spans
 
 
 @given(st.lists(st.integers(0, 40)))
@@ -29,17 +29,24 @@ def test_other_text_is_refused(text: str) -> None:
 
 
 def test_a_plan_comes_back_from_json() -> None:
-    layers = {
-        "conv": LayerCut("convolution", (0, 2, 3), (1,), 4, 2, True),
-        "bn": LayerCut("per-channel", (0, 1)),
+    tensors = {
+        "conv.weight": TensorCut({0: (0, 2, 3), 1: (1,)}, 4, 2, (4, 1, 3, 3)),
+        "bn.weight": TensorCut({0: (0, 1)}),
     }
-    nodes = {"add": NodeCut("scatter", (1, 0), (0, 5), 8, True), "view": NodeCut("flatten")}
-    plan = Plan("0123456789abcdef", 2, layers, nodes)
+    nodes = {
+        "add": NodeCut("scatter", (1, 0), (0, 5), {"dim": 1}, shift=True),
+        "view": NodeCut("numbers", numbers={"1.2": 5}),
+        "split": NodeCut("numbers", numbers={"1": [2, 3]}, operator="split_with_sizes"),
+    }
+    plan = Plan(
+        "0123456789abcdef", "graph", tensors, ("fc.weight",), {"a.heads": 2}, nodes, [[], {}]
+    )
     assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
 
 
 def test_unknown_kinds_are_refused() -> None:
-    with pytest.raises(CompactError, match="layer of unknown kind 'attention'"):
-        LayerCut.from_json({"kind": "attention"})
     with pytest.raises(CompactError, match="node of unknown kind 'linear'"):
         NodeCut.from_json({"kind": "linear"})
+    values = Plan("0123456789abcdef").to_json() | {"form": "tree"}
+    with pytest.raises(CompactError, match="of unknown form 'tree'"):
+        Plan.from_json(values)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from compaction_nets import NETS, Separable, lab_net
 from dessilbi.compaction import Tied, tied_channels
 
 
 def by_writer(model: nn.Module, *shape: int) -> dict[str, Tied]:
-    """Sets by the first parameter that writes them; the first is the network's input."""
-    pixels, *found = tied_channels(model, torch.zeros(1, *shape))
-    assert not pixels.free
-    return {next(m.parameter for m in one.members if m.dim == 0): one for one in found}
+    """Sets by the first parameter that writes them."""
+    found = tied_channels(model, torch.zeros(1, *shape))
+    written = [one for one in found if any(m.dim == 0 for m in one.members)]
+    assert not any(one.free for one in found if one not in written)  # the network's input
+    return {next(m.parameter for m in one.members if m.dim == 0): one for one in written}
 
 
 def members(one: Tied) -> set[tuple[str, int]]:
@@ -75,8 +76,43 @@ def test_every_slice_belongs_to_one_channel(name: str) -> None:
         assert sorted(slices) == list(range(model.get_parameter(parameter).shape[dim]))
 
 
-def test_grouped_convolutions_and_unknown_operations_hold_their_channels() -> None:
-    make, shape = NETS["shuffled"]
-    sets = by_writer(make(), *shape)
-    assert not sets["first.0.weight"].free
-    assert not sets["grouped.0.weight"].free
+def test_groups_of_a_convolution_leave_as_a_whole_or_not_at_all() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 12, 3, groups=4), nn.Conv2d(12, 2, 1))
+    x = torch.zeros(1, 3, 8, 8)
+    held = {m.parameter for one in tied_channels(net, x) if not one.free for m in one.members}
+    assert {"0.weight", "1.weight", "2.weight"} <= held
+    (groups,) = (one for one in tied_channels(net, x, blocks=True) if one.free)
+    assert groups.channels == 4
+    assert {(m.parameter, m.dim, m.index.shape[1]) for m in groups.members} == {
+        ("0.weight", 0, 2), ("0.bias", 0, 2), ("1.weight", 0, 3), ("1.bias", 0, 3),
+        ("2.weight", 1, 3),
+    }  # fmt: skip
+    assert groups.writers == {"0.weight", "1.weight"}
+
+
+class Attention(nn.Module):
+    """Two query heads for each key-value head, by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = nn.Linear(8, 16), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.out = nn.Linear(16, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        n, t, _ = x.shape
+        q = self.q(x).view(n, t, 4, 4).transpose(1, 2)
+        k, v = (one(x).view(n, t, 2, 4).transpose(1, 2) for one in (self.k, self.v))
+        k, v = (one[:, :, None].expand(n, 2, 2, t, 4).reshape(n, 4, t, 4) for one in (k, v))
+        y = ((q @ k.transpose(-1, -2)) / 2).softmax(-1) @ v
+        return self.out(y.transpose(1, 2).reshape(n, t, -1))
+
+
+def test_a_key_value_head_goes_with_its_queries() -> None:
+    x = torch.zeros(2, 5, 8)
+    (heads,) = (one for one in tied_channels(Attention(), x, blocks=True) if one.free)
+    assert heads.channels == 2
+    index = {(m.parameter, m.dim): m.index for m in heads.members}
+    assert torch.equal(index["q.weight", 0], torch.arange(16).view(2, 8))
+    assert torch.equal(index["k.weight", 0], torch.arange(8).view(2, 4))
+    assert torch.equal(index["out.weight", 1], torch.arange(16).view(2, 8))
+    assert not any(one.free for one in tied_channels(Attention(), x))

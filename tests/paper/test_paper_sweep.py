@@ -9,7 +9,6 @@ import signal
 import sys
 import time
 from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,12 +22,10 @@ from dessilbi.paper.executors import (
     DONE,
     FAILED,
     INTERRUPTED,
-    Cluster,
     Ending,
     Executor,
     JobSpec,
     Processes,
-    ending_of,
 )
 from dessilbi.paper.sweep import Job, Outcome, Sweep, trained
 from lab_runs import SMALL, assert_same_run, uninterrupted
@@ -85,13 +82,13 @@ def test_a_job_waits_for_what_it_needs_and_is_given_its_run() -> None:
     assert {o.status for o in found.values()} == {"done"}
 
 
-def test_a_failed_job_is_tried_once_more_and_the_rest_goes_on() -> None:
-    script = Script({"a": [FAILED], "b": [FAILED, -9, DONE]})
+def test_a_failed_job_takes_those_that_need_it_along_and_the_rest_goes_on() -> None:
+    script = Script({"b": [FAILED]})
     found = outcomes([job("a"), job("b"), job("c"), job("d", "b"), job("e", "d")], script)
     assert [found[key].status for key in "abcde"] == [
         "done", "failed", "done", "skipped", "skipped",
     ]  # fmt: skip
-    assert script.started == ["a", "b", "c", "a", "b"], "the second attempt comes after the others"
+    assert script.started == ["a", "b", "c"]
     assert found["b"].message == "no luck"
     assert found["e"].message == "needs d, which failed"
 
@@ -273,10 +270,7 @@ def test_a_stopped_sweep_stops_its_runs_and_goes_on_later(
     assert_same_run(run, uninterrupted(LONG, tmp_path / "reference"))
 
 
-def test_processes_run_side_by_side_and_report_a_failure_with_their_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dessilbi.paper.sweep.ATTEMPTS", 1)
+def test_processes_run_side_by_side_and_report_a_failure_with_their_log(tmp_path: Path) -> None:
     jobs = [Job(key="bad/one", config=BROKEN), Job(key="good", config=QUICK)]
     executor = Processes(2, tmp_path / "logs")
     found = Sweep(jobs, executor, RunOptions(runs=tmp_path), threads=1).run()
@@ -284,87 +278,3 @@ def test_processes_run_side_by_side_and_report_a_failure_with_their_log(
     assert found["bad/one"].status == "failed"
     assert "not finite" in found["bad/one"].message
     assert f"bad_one-{BROKEN.hash}.log" in found["bad/one"].message
-
-
-@pytest.mark.filterwarnings("ignore")  # submitit leaves files open
-def test_a_cluster_takes_the_same_jobs(tmp_path: Path) -> None:
-    pytest.importorskip("submitit")
-    executor = Cluster(2, tmp_path / "cluster", "local", {"timeout_min": 5})
-    jobs = [Job(key="good", config=QUICK)]
-    found = Sweep(jobs, executor, RunOptions(runs=tmp_path / "runs"), threads=1).run()
-    assert found["good"].status == "done", found["good"]
-    assert found["good"].run is not None
-    assert trained(found["good"].run, QUICK)
-
-
-def test_a_cluster_job_that_dies_is_a_failure_with_a_reason() -> None:
-    class Dead:
-        job_id = "7"
-        paths = SimpleNamespace(stderr="log")
-
-        def done(self) -> bool:
-            return True
-
-        def result(self) -> None:
-            raise RuntimeError("job 7 was cancelled")
-
-    code, why = ending_of(Dead()) or Ending(DONE)
-    assert code == FAILED
-    assert "was cancelled (job 7, log: log)" in why
-
-
-@dataclass
-class ClusterScript(Script):
-    """A cluster that answers with written results."""
-
-    def start(self, key: str, spec: JobSpec) -> Poll:
-        answer, paths = (self.codes[key].pop(0), ""), SimpleNamespace(stderr="log")
-        done = SimpleNamespace(done=lambda: True, result=lambda: answer, job_id="7", paths=paths)
-        return lambda: ending_of(done)
-
-
-def test_a_cluster_job_that_is_told_to_end_is_queued_again_and_the_sweep_goes_on() -> None:
-    lines: list[str] = []
-    cluster = ClusterScript({"a": [INTERRUPTED] * 3 + [DONE], "b": [DONE]})
-    found = Sweep([job("a"), job("b")], cluster, log=lines.append).run()
-    assert [o.status for o in found.values()] == ["done", "done"]
-    assert lines.count("a: was asked to end, and is saved; queued again") == 3
-
-
-@pytest.mark.parametrize(
-    ("kind", "parameters", "message"),
-    [
-        ("slurm", {}, "a time limit is needed, as --slurm timeout_min=600"),
-        ("slurm", {"timeout_min": 9}, "cannot run jobs on 'slurm': Could not detect \"srun\""),
-        ("local", {"slurm_nonsense": 1}, "Unknown argument 'nonsense' for executor 'slurm'"),
-        ("local", {"timeout_min": "9h"}, 'Parameter "timeout_min" expected type'),
-    ],
-)
-def test_mistakes_with_a_cluster_are_one_clear_line(
-    tmp_path: Path, kind: str, parameters: dict[str, Any], message: str
-) -> None:
-    pytest.importorskip("submitit")
-    with pytest.raises(ConfigError) as caught:
-        Cluster(1, tmp_path, kind, parameters)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_slurm_is_told_how_often_a_job_may_run_out_of_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("submitit")
-    (tmp_path / "srun").touch(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    parameters = {"timeout_min": 600, "slurm_max_num_timeout": 50}
-    slurm = Cluster(1, tmp_path / "jobs", "slurm", parameters)._executor._executor
-    assert slurm.max_num_timeout == 50
-    assert slurm.parameters["time"] == 600
-
-
-def test_a_preempted_job_is_queued_again_as_it_is() -> None:
-    submitit = pytest.importorskip("submitit")
-    spec = JobSpec(QUICK, RunOptions())
-    again = spec.checkpoint()
-    assert isinstance(again, submitit.helpers.DelayedSubmission)
-    assert again.function == spec

@@ -18,11 +18,9 @@ from report_runs import subnet_run
 from dessilbi.lab.run.config import OptimizerConfig
 from dessilbi.lab.run.directory import RunDir, RunError
 from dessilbi.lab.run.files import LAST, PATH
-from dessilbi.path import support_distance
 from dessilbi.path.layers import make_layers
 from dessilbi.report import read_run
 from dessilbi.report.checkpoint_images import gamma_of, twins_of
-from dessilbi.report.overlap import between_epochs, between_runs
 from dessilbi.report.payload import Block, make_payload
 from dessilbi.report.pictures import NEGATIVE, POSITIVE, coloured, draw, png
 from dessilbi.report.summary import headline, summary
@@ -73,29 +71,6 @@ def test_gamma_of_a_kept_epoch_has_the_recorded_norms_and_support(run: RunDir) -
     assert not opacity.any(), "nothing has entered yet"
 
 
-def test_overlap_is_one_less_the_distance_of_the_stopping_rule(
-    run: RunDir, other: RunDir, tied: RunDir
-) -> None:
-    path, theirs, tied_path = (read_run(one.path).path for one in (run, other, tied))
-    assert path is not None
-    assert theirs is not None
-
-    def flat(p: object, epoch: int) -> torch.Tensor:
-        return torch.cat([t.flatten() for t in p.support(epoch).values()])  # type: ignore[attr-defined]
-
-    found = between_epochs(path)
-    for i, a in enumerate(found.epochs):
-        for j, b in enumerate(found.epochs):
-            expected = 1 - support_distance(flat(path, a), flat(path, b))
-            assert found.shares[i, j] == pytest.approx(expected, abs=1e-6)
-    shares = between_runs(path, theirs)
-    assert 0 not in shares, "two empty supports share nothing worth a number"
-    expected = 1 - support_distance(flat(path, 4), flat(theirs, 4))
-    assert shares[4] == pytest.approx(expected, abs=1e-6)
-    assert tied_path is not None
-    assert between_runs(path, tied_path) == {}, "other layers"
-
-
 def test_the_story_is_that_of_the_numbers(run: RunDir, plain: RunDir) -> None:
     data = read_run(run.path)
     assert headline(data) == "digits-net on digits, 4 epochs of DessiLBI"
@@ -104,6 +79,9 @@ def test_the_story_is_that_of_the_numbers(run: RunDir, plain: RunDir) -> None:
     assert f"{100 * last['density']:.1f} % of the weights" in text
     assert f"{last['recalibrated_accuracy']:.2f} % of the test set" in text
     assert "filters of" in text
+    assert data.path is not None
+    settled = data.path.stable_epoch()
+    assert ("has not settled" if settled is None else f"settled at epoch {settled}") in text
     assert f"{read_run(plain.path).last['accuracy']:.2f}" in summary(read_run(plain.path))[0]
 
 

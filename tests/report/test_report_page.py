@@ -14,7 +14,6 @@ from dessilbi.cli import main
 from dessilbi.lab.run.directory import RunDir, RunError
 from dessilbi.report import FORMATS, make_page, read_run, write_figures, write_report
 from dessilbi.report.figures import make_figures
-from dessilbi.report.published import compare, method
 from dessilbi.report.run_data import read_runs
 from dessilbi.report.tables import commands, config_table, epochs_table
 
@@ -57,16 +56,11 @@ def test_nothing_is_fetched(page: str) -> None:
     assert not re.search(r"\burl\((?!\$\{address)|@import", page), "but for pictures of the page"
 
 
-def test_every_panel_has_a_still_figure(page: str) -> None:
+def test_panels_of_a_run_with_a_path(page: str) -> None:
     assert keys_of(page) == [
         "accuracy", "loss", "paths", "entries", "next", "densities", "filters", "budgets",
-        "overlap", "gap", "augmented",
+        "gap", "augmented",
     ]  # fmt: skip
-    static_figures = [
-        a for tag, a in Tags(page).found if tag == "img" and a.get("class") == "static"
-    ]
-    assert len(static_figures) == len(keys_of(page))
-    assert all((a["src"] or "").startswith("data:image/svg+xml;base64,") for a in static_figures)
 
 
 def test_tables_hold_config_environment_and_the_exact_command(run: RunDir, page: str) -> None:
@@ -125,13 +119,6 @@ def test_files_are_small(run: RunDir, page: str) -> None:
     assert len(page.encode()) < 3e6
 
 
-@pytest.fixture
-def _no_stills(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They take seconds, and are looked at elsewhere."""
-    monkeypatch.setattr("dessilbi.report.page.render", lambda *_: b"")
-
-
-@pytest.mark.usefixtures("_no_stills")
 def test_text_of_a_configuration_is_escaped(run: RunDir, tmp_path: Path) -> None:
     folder = tmp_path / run.path.name
     shutil.copytree(run.path, folder)
@@ -161,15 +148,12 @@ def test_a_run_without_a_path_shows_what_it_has(plain: RunDir) -> None:
     assert "Every epoch" in page
 
 
-@pytest.mark.usefixtures("_no_stills")
 def test_several_runs_are_compared(run: RunDir, other: RunDir, plain: RunDir) -> None:
     text = make_page([read_run(r.path) for r in (run, other, plain)])
     assert "3 runs compared" in text
-    assert "panel-between" in text
     assert "differs: seed" in text
 
 
-@pytest.mark.usefixtures("_no_stills")
 def test_runs_of_one_name_are_told_apart(run: RunDir, tmp_path: Path) -> None:
     copy = shutil.copytree(run.path, tmp_path / run.path.name)
     page = write_report([run.path, copy, run.path], tmp_path / "page.html").read_text()
@@ -178,30 +162,13 @@ def test_runs_of_one_name_are_told_apart(run: RunDir, tmp_path: Path) -> None:
     assert [f">{folder}</th>" in table for folder in (run.path, copy)] == [True, True]
 
 
-# ---------------------------------------------------------------------- ours against the paper
-
-
-def test_numbers_of_the_paper_stand_beside_ours(run: RunDir) -> None:
-    data = read_run(run.path)
-    assert compare(data) == []
-    data.config["data"]["name"], data.config["model"]["name"] = "mnist", "lenet-5"
-    (row,) = compare(data)
-    assert method(data) == "dessilbi-mom-wd"
-    assert (row["paper, %"], row["ours, %"]) == ("99.20", f"{data.last['accuracy']:.2f}")
-    assert "ours after 4 epochs" in row["what"]
-    data.config["data"]["name"], data.config["model"]["name"] = "cifar10", "vgg-16"
-    data.config["optimizer"] |= {"nu": 100.0, "kappa": 5.0}
-    assert [row["paper, %"] for row in compare(data)] == ["92.77", "92.36"]
-
-
 # ---------------------------------------------------------------------- figures and commands
 
 
 def test_figures_of_a_path(run: RunDir, tmp_path: Path) -> None:
     files = write_figures([run.path], tmp_path / "out", ["pdf"])
     assert {file.stem for file in files} == {
-        "accuracy", "loss", "budgets", "gap", "augmented", "densities", "paths", "entries", "next",
-        "filters", "overlap",
+        "accuracy", "loss", "budgets", "gap", "augmented", "paths", "entries",
     }  # fmt: skip
 
 
@@ -247,7 +214,6 @@ def test_a_fault_is_one_message(
     assert "is not a run directory" in error
 
 
-@pytest.mark.usefixtures("_no_stills")
 @pytest.mark.parametrize("command", ["report", "figures"])
 def test_where_nothing_can_be_written_the_way_out_is_an_option_of_the_command(
     command: str, plain: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]

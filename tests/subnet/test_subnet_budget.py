@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from typing import Any
 
 import pytest
@@ -97,6 +98,29 @@ def test_the_compact_network_has_the_density_that_was_asked_for(name: str, densi
     first, second = (net.get_parameter(n).flatten(1).any(1).sum() for n in names)
     assert left == 9 * (2 * first + first * second) <= density * whole
     assert density * whole < left + min(9 * (2 + second), 9 * first)
+
+
+def test_what_was_pruned_comes_back_as_it_was_where_it_fills_the_budget() -> None:
+    """In few prunings a cheap filter leaves, and in the end there would be room for it."""
+    names, returned = ["0.weight", "3.weight"], 0
+    for density in [k / 50 for k in range(3, 30)]:
+        net = plain()
+        opt = sgd(split_parameters(net, exclude=["8"]))
+        pruning = GradualPruning(net, opt, STEPS, density=density, example_input=X, every=5)
+        masks = []
+        for step in range(STEPS):
+            train(net, opt, step, step + 1)
+            if pruning.mask is not None and pruning.mask not in masks:
+                masks.append(pruning.mask)
+        first, second = (int(net.get_parameter(n).flatten(1).any(1).sum()) for n in names)
+        left = 9 * (2 * first + first * second)
+        assert left <= density * weights_of(net, names) < left + min(9 * (2 + second), 9 * first)
+        for earlier, later in itertools.pairwise(masks):
+            for name in names:
+                back = later[name] & ~earlier[name]
+                returned += int(back.flatten(1).any(1).sum())
+                assert bool(net.get_parameter(name)[back].all())
+    assert returned > 0
 
 
 def test_multiply_adds_are_hit() -> None:

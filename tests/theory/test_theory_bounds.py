@@ -61,4 +61,4 @@ def test_what_the_theorem_does_not_cover_is_said() -> None:
     assert verdict.status == "safe"
     lines = str(verdict).splitlines()
     assert lines[1] == "outside the theorem: momentum 0.9 (the theorem has none)"
-    assert lines[2].startswith("outside the theorem: not smooth: 1 (ReLU)")
+    assert lines[2].startswith("outside the theorem: not smooth: relu (")

@@ -162,21 +162,6 @@ def test_a_run_without_twin_is_gradient_descent() -> None:
     assert found.check(lip=4.0).holds
 
 
-def test_save_and_load(tmp_path: Path) -> None:
-    made = problem()
-    found = watched(made, made.optimizer("lasso", lr=0.1, nu=2.0, momentum=0.5))
-    file = tmp_path / "run.npz"
-    found.save(file)
-    again = LyapunovHistory.load(file)
-    assert again.outside == found.outside
-    assert again.precision == found.precision
-    for name in ("step", "F", "descent", "moved", "subgrad"):
-        np.testing.assert_array_equal(getattr(again, name), getattr(found, name))
-    np.savez(tmp_path / "other.npz", a=np.zeros(3))
-    with pytest.raises(ValueError, match="holds no Lyapunov history"):
-        LyapunovHistory.load(tmp_path / "other.npz")
-
-
 @pytest.mark.parametrize("ending", ["png", "svg"])
 def test_the_picture(tmp_path: Path, ending: str) -> None:
     pytest.importorskip("matplotlib")

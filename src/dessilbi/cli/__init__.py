@@ -36,7 +36,6 @@ _EXTRAS = {
     "compact": ("onnx", "onnxscript", "onnxruntime", "scipy"),
     "report": ("matplotlib",),
     "imagenet": ("torchvision",),
-    "cluster": ("submitit",),
 }
 """Modules that each extra of the package brings."""
 
@@ -46,15 +45,15 @@ _COMMANDS = {
     "train": "train:train",
     "path": "subnet:path",
     "subnet": "subnet:subnet",
-    "frontier": "frontier:frontier_command",
-    "compact": "compact:compact_command",
-    "export": "compact:export_command",
-    "report": "report:report_command",
-    "figures": "report:figures_command",
+    "frontier": "frontier:frontier",
+    "compact": "compact:compact",
+    "export": "compact:export",
+    "report": "report:report",
+    "figures": "report:figures",
     "theory": "theory:theory",
     "reproduce": "reproduce:reproduce_command",
 }
-"""Module of this room, and the function in it that takes the arguments."""
+"""Module of this room, and the function in it: its arguments are the options."""
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -71,9 +70,9 @@ def main(argv: list[str] | None = None) -> None:
     if arguments[0] not in _COMMANDS:
         hint = did_you_mean(arguments[0], _COMMANDS)
         _fail(f"unknown command {arguments[0]!r}{hint}\n\n{USAGE}", code=2)
-    module, function = _COMMANDS[arguments[0]].split(":")
+    name, *options = arguments
     try:
-        getattr(import_module(f".{module}", __name__), function)(arguments[1:])
+        _run(name, options)
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("dessilbi"):
             raise
@@ -91,6 +90,17 @@ def main(argv: list[str] | None = None) -> None:
     except OSError as error:
         where = "" if error.filename is None else f"{error.filename}: "
         _fail(f"error: {where}{error.strerror or error}")
+
+
+def _run(name: str, options: list[str]) -> None:
+    module, function = _COMMANDS[name].split(":")
+    command = getattr(import_module(f".{module}", __name__), function)
+    if name == "train":  # which options there are depends on the first words
+        command(options)
+    else:
+        import tyro
+
+        tyro.cli(command, prog=f"dessilbi {name}", args=options)
 
 
 def _missing(error: ModuleNotFoundError) -> str:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from pathlib import Path  # noqa: TC003 - tyro reads the annotations
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
 from dessilbi._text import table
-from dessilbi.cli.options import DataOptions, set_threads
+from dessilbi.cli.options import DataOptions, Flat, Output, set_threads
 from dessilbi.lab.analysis.choice import Choice
 from dessilbi.lab.run.config import ConfigError
 
@@ -23,66 +24,54 @@ class Source:
 
     run: tyro.conf.Positional[Path]
     """A run directory."""
-    choice: Annotated[Choice, tyro.conf.arg(name="")] = field(default_factory=Choice)
+    choice: Flat[Choice]
     recalibrate: bool = True
     """Measure the BatchNorm statistics of the subnetwork on training images first."""
     streams: Literal["keep", "scatter", "auto"] = "keep"
     """Filters that are off where a residual stream is not: computed, left out, or what is faster
     here. Only keep has the size that `dessilbi frontier` says."""
-    output: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None
+    output: Output = None
     """Folder for the files; by default compact-... in the run directory."""
-    data: Annotated[DataOptions, tyro.conf.arg(name="")] = field(default_factory=DataOptions)
+    data: Flat[DataOptions]
 
 
-@dataclass(frozen=True, kw_only=True)
-class CompactCommand:
+def compact(source: Flat[Source], sparse: bool = False) -> None:
     """A physically smaller network that is the same function as a run's subnetwork.
 
     Without a choice the weights of the run are taken as they are: of a subnetwork's run (`dessilbi
     subnet`) under its own mask, of a pruned one without its zeros.
+
+    Args:
+        source: which network of which run.
+        sparse: also time what single zero weights of linear layers gain as sparse matrices.
     """
-
-    source: Annotated[Source, tyro.conf.arg(name="")]
-    sparse: bool = False
-    """Also time what single zero weights of linear layers gain as sparse matrices."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExportCommand:
-    """The compact network of a run as one file for another runtime."""
-
-    source: Annotated[Source, tyro.conf.arg(name="")]
-    onnx: bool = False
-    """Write model.onnx, and compare it in onnxruntime with the compact and the masked model."""
-
-
-def compact_command(arguments: list[str]) -> None:
-    """``dessilbi compact RUN --density 0.2``."""
-    command = tyro.cli(CompactCommand, prog="dessilbi compact", args=arguments)
-    made = _deploy(command.source)
+    made = _deploy(source)
     print(made.small.report)
     for name, score in made.scores.items():
         found = f"{score.accuracy:.2f} % on the {made.judged_on} set, loss {score.mean_loss:.4f}"
         print(f"{name}: {found}")
-    if command.sparse:
+    if sparse:
         from dessilbi.compaction import sparsify
 
         print(f"\n{sparsify(made.small.model)[1]}")
     print(f"\nfiles: {made.folder}")
 
 
-def export_command(arguments: list[str]) -> None:
-    """``dessilbi export RUN --onnx``."""
-    command = tyro.cli(ExportCommand, prog="dessilbi export", args=arguments)
-    if not command.onnx:
+def export(source: Flat[Source], onnx: bool = False) -> None:
+    """The compact network of a run as one file for another runtime.
+
+    Args:
+        source: which network of which run.
+        onnx: write model.onnx, and compare it in onnxruntime with the compact and the masked model.
+    """
+    if not onnx:
         raise ConfigError("say which format: --onnx")
-    import onnx  # noqa: F401 - before anything is computed
-    import onnxruntime  # noqa: F401
+    for package in ("onnx", "onnxruntime"):  # before anything is computed
+        import_module(package)
+    from dessilbi.lab.analysis import deployment
 
-    from dessilbi.lab.analysis.deployment import export
-
-    made = _deploy(command.source)
-    file, rows = export(made)
+    made = _deploy(source)
+    file, rows = deployment.export(made)
     print(f"{_table(rows)}\n\nfile: {file}")
 
 

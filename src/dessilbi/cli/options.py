@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path  # noqa: TC003 - tyro reads the annotations
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import tyro
 
 from dessilbi.lab.run.config import ConfigError
+
+T = TypeVar("T")
+Flat = Annotated[T, tyro.conf.arg(name="")]
+"""Options of a group without its name before them."""
+Output = Annotated[Path | None, tyro.conf.arg(aliases=["-o"])]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,65 +2,47 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path  # noqa: TC003 - tyro reads the annotations
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Literal
 
 import tyro
 
-from dessilbi.lab.run.directory import RunError
+from dessilbi.cli.options import Output
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReportCommand:
-    """One HTML file that tells the story of a run, or compares several. Opens from disk."""
+def report(runs: tyro.conf.Positional[tuple[Path, ...]], output: Output = None) -> None:
+    """One HTML file that tells the story of a run, or compares several. Opens from disk.
 
-    runs: tyro.conf.Positional[tuple[Path, ...]]
-    """Run directories; the first is the one looked at."""
-    output: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None
-    """The file; by default report.html in the first run directory."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FiguresCommand:
-    """The figures of a report for a paper: one column or one page wide, as PNG, SVG and PDF."""
-
-    runs: tyro.conf.Positional[tuple[Path, ...]]
-    """Run directories; the first that recorded a path is shown in detail."""
-    output: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None
-    """Folder; by default figures in the first run directory."""
-    formats: tuple[Literal["png", "svg", "pdf"], ...] = ("png", "svg", "pdf")
-    """Which files of each figure."""
-    layer: str | None = None
-    """The layer whose filters are shown; by default one of which about half entered."""
-
-
-def report_command(arguments: list[str]) -> None:
-    """``dessilbi report RUN [RUN ...]``."""
-    command = tyro.cli(ReportCommand, prog="dessilbi report", args=arguments)
+    Args:
+        runs: run directories; the first is the one looked at.
+        output: the file; by default report.html in the first run directory.
+    """
     import matplotlib  # noqa: F401 - before anything is read
 
     from dessilbi.report.page import write_report
 
-    file = write_report(_given(command.runs), command.output)
+    file = write_report(runs, output)
     print(f"report: {file} ({file.stat().st_size / 1e6:.1f} MB); open it in a browser")
 
 
-def figures_command(arguments: list[str]) -> None:
-    """``dessilbi figures RUN [RUN ...]``."""
-    command = tyro.cli(FiguresCommand, prog="dessilbi figures", args=arguments)
+def figures(
+    runs: tyro.conf.Positional[tuple[Path, ...]],
+    output: Output = None,
+    formats: tuple[Literal["png", "svg", "pdf"], ...] = ("png", "svg", "pdf"),
+    layer: str | None = None,
+) -> None:
+    """The figures of a report for a paper: one column or one page wide, as PNG, SVG and PDF.
+
+    Args:
+        runs: run directories; the first that recorded a path is shown in detail.
+        output: folder; by default figures in the first run directory.
+        formats: which files of each figure.
+        layer: the layer whose filters are shown; by default one of which about half entered.
+    """
     import matplotlib  # noqa: F401
 
     from dessilbi.report.figures import write_figures
 
-    files = write_figures(
-        _given(command.runs), command.output, command.formats, layer=command.layer
-    )
+    files = write_figures(runs, output, formats, layer=layer)
     names = sorted({file.stem for file in files})
     print(f"{len(files)} files in {files[0].parent}: {', '.join(names)}")
-
-
-def _given(runs: tuple[Path, ...]) -> tuple[Path, ...]:
-    if not runs:
-        raise RunError("name at least one run directory")
-    return runs

@@ -2,72 +2,44 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from pathlib import Path  # noqa: TC003 - tyro reads the annotations
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from dessilbi.cli.train import TrainCommand, competitor, run_to_the_end
+from dessilbi.cli.options import Flat
+from dessilbi.cli.train import competitor, run_to_the_end
 from dessilbi.lab.analysis.choice import Choice, Retrain, settled_epoch
 from dessilbi.lab.run.directory import RunDir
 from dessilbi.lab.run.options import RunOptions
-from dessilbi.lab.training.terminal import plain_console
 
 if TYPE_CHECKING:
     from dessilbi.path import SolutionPath
 
 
-@dataclass(frozen=True, kw_only=True)
-class PathCommand:
-    """What entered Gamma, epoch by epoch."""
+def path(run: tyro.conf.Positional[Path]) -> None:
+    """What entered Gamma, epoch by epoch.
 
-    run: tyro.conf.Positional[Path]
-    """A run directory."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SubnetCommand:
-    """A subnetwork of a run as a run of its own.
-
-    Without --retrain the weights of the run are used as they are (one-shot). The mask is held
-    exactly while training. Running the same command again resumes it.
+    Args:
+        run: a run directory.
     """
-
-    run: tyro.conf.Positional[Path]
-    """The run directory whose path is chosen from."""
-    choice: Annotated[Choice, tyro.conf.arg(name="")] = field(default_factory=Choice)
-    retrain: str | None = None
-    """scratch (same initialisation, same epochs), scratch-b (same multiply-adds), rewind:EPOCH
-    (a kept epoch), finetune (last weights, last learning rate)."""
-    epochs: int | None = None
-    """Training epochs; by default what --retrain implies."""
-    seed: int | None = None
-    """Order of the images; the run's own by default."""
-    optimizer: Annotated[str | None, tyro.conf.arg(name="with")] = None
-    """Train with another optimizer (sgd-mom-wd, adamw, ...) instead of the run's."""
-    options: Annotated[RunOptions, tyro.conf.arg(name="")] = field(default_factory=RunOptions)
-    threads: int | None = None
-    """Threads of torch on the CPU; by default all cores."""
+    print_path(RunDir.open(run))
 
 
-def path(arguments: list[str]) -> None:
-    """``dessilbi path RUN``."""
-    command = tyro.cli(PathCommand, prog="dessilbi path", args=arguments)
-    run = RunDir.open(command.run)
+def print_path(run: RunDir) -> None:
+    """Print a line an epoch, and a line a layer."""
     from dessilbi.lab.analysis.subnetworks import open_path
     from dessilbi.lab.data.text import is_text
 
     found = open_path(run)
-    console = plain_console()
     records = {record["epoch"]: record for record in run.records()}
     columns = {"accuracy": "dense", "sparse_accuracy": "sparse", "recalibrated_accuracy": "recal."}
     digits = 2
     if is_text(run.config().data.name):
-        console.print("dense and sparse: loss on held-out text, in nats a character")
+        print("dense and sparse: loss on held-out text, in nats a character")
         columns, digits = {"loss": "dense", "sparse_loss": "sparse"}, 4
     heads = "".join(f"{head:>8}" for head in columns.values())
-    console.print(f"{'epoch':>6}{'density':>9}{heads}{'gap':>9}")
+    print(f"{'epoch':>6}{'density':>9}{heads}{'gap':>9}")
     settled = settled_epoch(found, run.config().stop)
     for epoch in found.epochs:
         record = records.get(epoch, {})
@@ -75,8 +47,8 @@ def path(arguments: list[str]) -> None:
             f"{record[name]:8.{digits}f}" if name in record else f"{'-':>8}" for name in columns
         )
         mark = "   settled" if epoch == settled else ""
-        console.print(f"{epoch:6}{found.density(epoch):9.4f}{cells}{found.gap(epoch):9.3f}{mark}")
-    console.print(_entries(found), soft_wrap=True)
+        print(f"{epoch:6}{found.density(epoch):9.4f}{cells}{found.gap(epoch):9.3f}{mark}")
+    print(_entries(found))
 
 
 def _entries(found: SolutionPath) -> str:
@@ -94,32 +66,52 @@ def _entries(found: SolutionPath) -> str:
     return "\n".join(lines)
 
 
-def subnet(arguments: list[str]) -> None:
-    """``dessilbi subnet RUN --density 0.05 [--retrain scratch]``."""
-    command = tyro.cli(SubnetCommand, prog="dessilbi subnet", args=arguments)
+def subnet(
+    run: tyro.conf.Positional[Path],
+    choice: Flat[Choice],
+    options: Flat[RunOptions],
+    retrain: str | None = None,
+    epochs: int | None = None,
+    seed: int | None = None,
+    optimizer: Annotated[str | None, tyro.conf.arg(name="with")] = None,
+    threads: int | None = None,
+) -> None:
+    """A subnetwork of a run as a run of its own.
+
+    Without --retrain the weights of the run are used as they are (one-shot). The mask is held
+    exactly while training. Running the same command again resumes it.
+
+    Args:
+        run: the run directory whose path is chosen from.
+        choice: which point of it.
+        options: where and how it runs.
+        retrain: scratch (same initialisation, same epochs), scratch-b (same multiply-adds),
+            rewind:EPOCH (a kept epoch), finetune (last weights, last learning rate).
+        epochs: training epochs; by default what --retrain implies.
+        seed: order of the images; the run's own by default.
+        optimizer: train with another optimizer (sgd-mom-wd, adamw, ...) instead of the run's.
+        threads: threads of torch on the CPU; by default all cores.
+    """
     from dessilbi.lab.analysis.subnetworks import prepare
     from dessilbi.lab.training.distributed import is_main
 
     config = prepare(
-        RunDir.open(command.run),
-        command.choice,
-        Retrain.parse(command.retrain),
-        command.options.runs,
-        epochs=command.epochs,
-        seed=command.seed,
-        optimizer=None if command.optimizer is None else competitor(command.optimizer),
+        RunDir.open(run),
+        choice,
+        Retrain.parse(retrain),
+        options.runs,
+        epochs=epochs,
+        seed=seed,
+        optimizer=None if optimizer is None else competitor(optimizer),
     )
-    run = run_to_the_end(
-        TrainCommand(config=config, options=command.options, threads=command.threads)
-    )
+    made = run_to_the_end(config, options, threads)
     if not is_main():
         return
-    first = run.records()[0]
+    first = made.records()[0]
     assert config.start is not None
-    plain_console().print(
+    print(
         f"{config.start.mask}: {first['density']:.2%} of the weights, values of "
         f"{config.start.weights}; before training {first['accuracy']:.2f} %, "
         f"{first['recalibrated_accuracy']:.2f} % with BatchNorm recalibrated, "
         f"loss {first['loss']:.4f}",
-        soft_wrap=True,
     )

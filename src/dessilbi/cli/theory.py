@@ -2,69 +2,51 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import tyro
 
-from dessilbi.cli.options import DataOptions, set_threads
+from dessilbi.cli.options import DataOptions, Flat, set_threads
 from dessilbi.lab.run.config import Config, ConfigError
 from dessilbi.lab.run.directory import RunDir, RunError
 from dessilbi.lab.run.files import CONFIG
 from dessilbi.lab.run.recipes import RECIPES, find_recipe
-from dessilbi.lab.training.terminal import plain_console
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from dessilbi.lab.analysis.theory import Study
     from dessilbi.theory import StepVerdict
 
 
-@dataclass(frozen=True, kw_only=True)
-class TheoryCommand:
+def theory(
+    what: tyro.conf.Positional[str],
+    data: Flat[DataOptions],
+    images: int = 2000,
+    iterations: int = 60,
+    seed: int | None = None,
+    runs: Path = Path("runs"),
+    device: str = "auto",
+) -> None:
     """Lip, the safe step, the paper's bound and the lr in use, with a verdict.
 
     For a run directory at its initial weights, the kept epochs and the last checkpoint; for a
     recipe or a config.json at the initial weights.
+
+    Args:
+        what: a run directory (or its name under --runs), a recipe, or a config.json.
+        data: where the data lies.
+        images: training images that the loss is taken over, chosen at random; not augmented.
+        iterations: most products with the Hessian at each point.
+        seed: chooses the images and the start of the iteration; for a recipe also the weights.
+        runs: folder of the run directories.
+        device: auto, cpu, cuda, cuda:1, ...
     """
-
-    what: tyro.conf.Positional[str]
-    """A run directory (or its name under --runs), a recipe, or a config.json."""
-    images: int = 2000
-    """Training images that the loss is taken over, chosen at random; not augmented."""
-    iterations: int = 60
-    """Most products with the Hessian at each point."""
-    steps: int = 0
-    """Also take this many full-batch steps from the last weights, without momentum, and see
-    whether F descends (DessiLBI only; in float64)."""
-    plot: Path | None = None
-    """Draw those steps into this file (png, svg, pdf)."""
-    seed: int | None = None
-    """Chooses the images and the start of the iteration; for a recipe also the weights."""
-    runs: Path = Path("runs")
-    """Folder of the run directories."""
-    device: str = "auto"
-    """auto, cpu, cuda, cuda:1, ..."""
-    data: Annotated[DataOptions, tyro.conf.arg(name="")] = field(default_factory=DataOptions)
-
-
-def theory(arguments: list[str]) -> None:
-    """``dessilbi theory RUN|RECIPE [options]``."""
-    command = tyro.cli(TheoryCommand, prog="dessilbi theory", args=arguments)
-    for name, value, least in (
-        ("images", command.images, 1),
-        ("iterations", command.iterations, 1),
-        ("steps", command.steps, 0),
-    ):
-        if value < least:
-            raise ConfigError(f"{name} must be >= {least}, got {value}")
-    if command.plot is not None:
-        _check_picture(command.plot, command.steps)
-    set_threads(command.data.threads)
-    run, config = _find(command)
+    for name, value in (("images", images), ("iterations", iterations)):
+        if value < 1:
+            raise ConfigError(f"{name} must be >= 1, got {value}")
+    set_threads(data.threads)
+    run, config = _find(what, runs, seed)
     import dessilbi.paper.optimizers  # noqa: F401 - lets configurations name them
     from dessilbi.lab.analysis.theory import Study
     from dessilbi.lab.training.distributed import pick_device
@@ -72,54 +54,26 @@ def theory(arguments: list[str]) -> None:
     study = Study(
         config,
         run,
-        images=command.images,
-        iterations=command.iterations,
-        seed=command.seed,
-        double=bool(command.steps),
-        data_dir=command.data.data_dir,
-        download=command.data.download,
-        device=pick_device(command.device),
+        images=images,
+        iterations=iterations,
+        seed=seed,
+        data_dir=data.data_dir,
+        download=data.download,
+        device=pick_device(device),
     )
-    console = plain_console()
-    _curvature(study, console)
-    if command.steps:
-        lr, history = study.descend(command.steps)
-        lip = study.track.estimate.value
-        console.print(
-            f"\n{len(history)} full-batch steps at lr {lr:.4g} without momentum, from the last "
-            f"weights:\n{history.check(lip)}",
-            soft_wrap=True,
-        )
-        if command.plot is not None:
-            from dessilbi.theory import draw
-
-            draw(history, lip, command.plot)
-            console.print(f"drawn: {command.plot}", soft_wrap=True)
+    _print(study)
 
 
-def _check_picture(file: Path, steps: int) -> None:
-    """Refuse before anything is computed what could not be drawn after it."""
-    if not steps:
-        raise ConfigError("--plot draws the steps of --steps; give --steps 200, say")
-    if find_spec("matplotlib") is None:
-        raise ConfigError("--plot needs matplotlib: pip install 'dessilbi[report]'")
-    if file.suffix not in (".png", ".svg", ".pdf"):
-        raise ConfigError(f"plot must end in .png, .svg or .pdf, got {file}")
-    if not file.parent.is_dir():
-        raise ConfigError(f"there is no folder {file.parent} to draw {file.name} in")
-
-
-def _curvature(study: Study, console: Console) -> None:
+def _print(study: Study) -> None:
     """Print a line for each point, and the verdict."""
     config, found = study.config, study.iteration
-    console.print(
+    print(
         f"{config.model.name} on {study.data.name}, {study.count:,} of "
         f"{len(study.data.train):,} training images; {config.optimizer.name}, kappa "
-        f"{config.optimizer.kappa:g}, nu {found.nu:g}, weight decay {found.l2:g}",
-        soft_wrap=True,
+        f"{config.optimizer.kappa:g}, nu {found.nu:g}, weight decay {found.l2:g}"
     )
     columns = ("weights", "Lip", "at most", "safe lr", "sharp", "paper", "lr")
-    console.print("".join(f"{name:>10}" for name in columns) + "  verdict", soft_wrap=True)
+    print("".join(f"{name:>10}" for name in columns) + "  verdict")
     verdicts: dict[str, StepVerdict] = {}
     for point in study.points():  # a line as soon as it is known
         at, verdict = study.verdict(point)
@@ -127,28 +81,26 @@ def _curvature(study: Study, console: Console) -> None:
         bounds = verdict.bounds
         numbers = (at.lip, at.upper, bounds.safe, bounds.sharp, bounds.paper, point.lr)
         cells = "".join(f"{number:10.4g}" for number in numbers)
-        console.print(f"{point.label:>10}{cells}  {verdict.status}", soft_wrap=True)
+        print(f"{point.label:>10}{cells}  {verdict.status}")
     estimate = study.track.estimate
-    console.print(
+    print(
         f"'at most' holds with probability {estimate.confidence:g} for these weights and "
-        "images; between and beyond them nothing is claimed",
-        soft_wrap=True,
+        "images; between and beyond them nothing is claimed"
     )
     worst = max(verdicts, key=lambda label: verdicts[label].lr / verdicts[label].bounds.safe)
     where = f" ({worst} weights)" if len(verdicts) > 1 else ""
-    console.print(f"verdict{where}: {verdicts[worst]}", soft_wrap=True)
+    print(f"verdict{where}: {verdicts[worst]}")
     for note in estimate.notes:
-        console.print(f"note: {note}", soft_wrap=True)
+        print(f"note: {note}")
 
 
-def _find(command: TheoryCommand) -> tuple[RunDir | None, Config]:
+def _find(what: str, runs: Path, seed: int | None) -> tuple[RunDir | None, Config]:
     """A run directory with its configuration, or a configuration alone."""
-    what = command.what
-    for folder in (Path(what), command.runs / what):
+    for folder in (Path(what), runs / what):
         if folder.is_dir() and (what not in RECIPES or (folder / CONFIG).is_file()):
             run = RunDir.open(folder)
             return run, run.config()
     if "/" in what and not what.endswith(".json"):
         raise RunError(f"there is no run directory {what}")
     config = find_recipe(what)
-    return None, config if command.seed is None else replace(config, seed=command.seed)
+    return None, config if seed is None else replace(config, seed=seed)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import tyro
 
 from dessilbi._text import did_you_mean
-from dessilbi.cli.options import set_threads
+from dessilbi.cli.options import Flat, set_threads
 from dessilbi.lab.run.config import Config, ConfigError, OptimizerConfig
 from dessilbi.lab.run.methods import (
     METHODS,
@@ -37,8 +37,8 @@ class TrainCommand:
     Everything that decides the result can be changed: --epochs 20 --optimizer.nu 10.
     """
 
-    config: Annotated[Config, tyro.conf.arg(name="")] = field(default_factory=Config)
-    options: Annotated[RunOptions, tyro.conf.arg(name="")] = field(default_factory=RunOptions)
+    config: Flat[Config] = field(default_factory=Config)
+    options: Flat[RunOptions] = field(default_factory=RunOptions)
     threads: int | None = None
     """Threads of torch on the CPU; by default all cores."""
 
@@ -62,7 +62,7 @@ def train(arguments: list[str]) -> None:
         default=TrainCommand(config=config),
         args=options,
     )
-    run_to_the_end(command)
+    run_to_the_end(command.config, command.options, command.threads)
 
 
 def _listed(known: dict[str, str]) -> str:
@@ -135,30 +135,29 @@ def competitor(name: str) -> OptimizerConfig:
     return OPTIMIZERS[name]
 
 
-@dataclass(frozen=True, kw_only=True)
-class DemoCommand:
-    """Train a small conv net on scikit-learn's digits, in seconds, and show what entered Gamma."""
+def demo(runs: Path = Path("runs")) -> None:
+    """Train a small conv net on scikit-learn's digits, in seconds, and show what entered Gamma.
 
-    runs: Path = Path("runs")
-    """Folder of the run directories."""
+    Args:
+        runs: folder of the run directories.
+    """
+    run = run_to_the_end(RECIPES["digits"](), RunOptions(runs=runs))
+    from dessilbi.cli.subnet import print_path
 
-
-def demo(arguments: list[str]) -> None:
-    """``dessilbi demo [--runs DIR]``."""
-    command = tyro.cli(DemoCommand, prog="dessilbi demo", args=arguments)
-    options = RunOptions(runs=command.runs)
-    run = run_to_the_end(TrainCommand(config=RECIPES["digits"](), options=options))
-
-    from dessilbi.cli.demo import print_story
-    from dessilbi.lab.training.terminal import plain_console
-
-    print_story(run, plain_console())
+    print_path(run)
+    *_, last = records = run.records()
+    near = next((r for r in records if r["recalibrated_accuracy"] >= last["accuracy"] - 1), last)
+    print(
+        f"\nAt epoch {near['epoch']} the support of Gamma holds {near['density']:.0%} of the "
+        f"weights and scores {near['recalibrated_accuracy']:.1f} % without retraining; the dense "
+        f"network ends at {last['accuracy']:.1f} %.\nTo look at it: dessilbi report {run.path}"
+    )
 
 
 _UNITS = {"density": "weights", "groups": "groups", "macs": "multiply-adds"}
 
 
-def run_to_the_end(command: TrainCommand) -> RunDir:
+def run_to_the_end(config: Config, options: RunOptions, threads: int | None = None) -> RunDir:
     """Train with a display, and print what came of it."""
     import dessilbi.paper.baselines
     import dessilbi.paper.optimizers  # noqa: F401 - lets configurations name them
@@ -167,10 +166,10 @@ def run_to_the_end(command: TrainCommand) -> RunDir:
     from dessilbi.lab.training.loop import train as train_run
     from dessilbi.lab.training.terminal import TerminalDisplay
 
-    set_threads(command.threads)
+    set_threads(threads)
     keep_freed_memory()
     with TerminalDisplay() as display:
-        run = train_run(command.config, command.options, display)
+        run = train_run(config, options, display)
     last = run.records()[-1:]
     if last and is_main():
         summary = last[0]
@@ -178,9 +177,9 @@ def run_to_the_end(command: TrainCommand) -> RunDir:
             f"done: {summary['epoch']} epochs, {summary['accuracy']:.2f} % "
             f"on the {summary['judged_on']} set, loss {summary['loss']:.4f}"
         )
-        if pruned := isinstance(method := command.config.method, GradualPruning):
+        if pruned := isinstance(method := config.method, GradualPruning):
             text += f", with {summary['density']:.2%} of the {_UNITS[method.unit]}"
-        if "sparse_accuracy" in summary and command.config.start is None and not pruned:
+        if "sparse_accuracy" in summary and config.start is None and not pruned:
             text += (
                 f"; on the support of Gamma {summary['sparse_accuracy']:.2f} % "
                 f"with {summary['density']:.1%} of the weights"

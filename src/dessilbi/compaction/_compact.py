@@ -2,47 +2,49 @@
 
 from __future__ import annotations
 
+import warnings
+from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
-from dessilbi.graph.analysis import Analysis
 from dessilbi.graph.compare import (
     TOLERANCES,
     difference,
     drawn_examples,
     in_double,
+    of_another_size,
     random_like,
     require_small,
 )
+from dessilbi.graph.copies import copied
 from dessilbi.graph.errors import CompactError
-from dessilbi.graph.operations import DROPOUTS, operation
-from dessilbi.graph.plan import Plan
-from dessilbi.graph.steps import Draft
-from dessilbi.graph.tracing import Traced, as_arguments, refuse_hidden_code, trace
+from dessilbi.graph.example import Example
+from dessilbi.graph.reading import refuse_hidden_code, require_runs
 from dessilbi.graph.wrappers import bare_model
 from dessilbi.path import Mask
 from dessilbi.path.sharded import is_sharded
 from dessilbi.subnet import project, recalibrate_batchnorm
 
-from .autotune import BATCH, is_channels_last, is_faster, may_be_channels_last, scatterable
-from .build import build, fingerprint, set_state
-from .liveness import keep_channels, live_steps
+from .autotune import BATCH, is_channels_last, is_faster, may_be_channels_last
+from .cutting import Cut, Cutter
+from .graph_form import set_state
 from .optimizer_state import cut_optimizer
+from .pretrained import save_pretrained
 from .report import Report, Size, measure
 from .serialization import save_compact
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
     from torch.optim import Optimizer
 
-    from dessilbi.graph.channels import KeptChannels
     from dessilbi.graph.compare import Difference
+    from dessilbi.graph.plan import Form, Plan
 
 BATCHES = (1, 128)
 """Batch sizes whose latency is measured."""
@@ -51,14 +53,31 @@ _O = TypeVar("_O", bound="Optimizer")
 Streams = Literal["auto", "keep", "scatter"]
 
 
+class CompactWarning(UserWarning):
+    """Nothing was gained, and why."""
+
+
 @dataclass(frozen=True)
 class Compact:
     """A smaller network, what it gained, and how it was cut."""
 
-    model: fx.GraphModule
-    """In evaluation mode; parameters have the names that they had."""
+    model: nn.Module
+    """In the mode that the model was in; parameters have the names that they had."""
     report: Report
     plan: Plan
+    example: Example = field(repr=False)
+    """What it was checked on."""
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write a Hugging Face model for ``AutoModel...from_pretrained``, with no code of ours.
+
+        Its layers must be of equal sizes, and its config able to say them; what is written is
+        checked to be the same function. Otherwise :meth:`save` takes any sizes.
+
+        Args:
+            folder: made if needed.
+        """
+        save_pretrained(self.model, self.plan, self.example, folder)
 
     def save(
         self, folder: str | Path, constructor: str, arguments: Mapping[str, Any] | None = None
@@ -83,6 +102,7 @@ def compact(
     *,
     inputs: Iterable[Any] = (),
     recalibrate: Iterable[Tensor] | None = None,
+    form: Literal["auto", "modules", "graph"] = "auto",
     streams: Streams = "auto",
     channels_last: bool | None = None,
     latency: bool = True,
@@ -94,17 +114,24 @@ def compact(
     and BatchNorm shifts of the filters that are off, and its statistics unless they are measured
     anew (``recalibrate``). This is checked on every call. The model itself is not changed.
 
+    Where a copy of the model's own modules with smaller parameters gives the same function, that is
+    the result: its class, its ``forward``, its arguments and outputs stay. Otherwise, where its
+    code names sizes, it is a graph of the operators that the model calls.
+
     Args:
         model: the network.
         mask: which weights stay, a :class:`Mask` or ``opt.mask()``; parameters that it does
             not name stay as they are.
-        example_input: a batch, or a tuple of arguments whose first is one; its shapes are used.
-        inputs: batches of real inputs to check as well (tensors, or tuples of arguments).
+        example_input: a batch, a tuple of arguments whose first is one, or a dict of keyword
+            arguments; its shapes are used.
+        inputs: batches of real inputs to check as well, each like ``example_input``.
         recalibrate: batches of training inputs, on which the masked network's BatchNorm statistics
             are measured anew before it is cut; see :func:`recalibrate_batchnorm`.
+        form: ``"modules"`` or ``"graph"``; ``"auto"`` takes the model's own modules where that is
+            exact. A graph can do more: calls that have no effect left leave it as well.
         streams: what to do with filters that are off where a residual stream is not: ``"keep"``
             computes them, ``"scatter"`` leaves them out and adds the others by index, ``"auto"``
-            measures which is faster.
+            measures which is faster. To scatter takes a graph.
         channels_last: memory format of the result's feature maps; ``None`` measures whether it is
             faster (for networks of 2d convolutions on the CPU).
         latency: whether anything is timed, on torch's current threads: the report's latencies, in
@@ -135,49 +162,45 @@ def compact(
             "each rank holds a part of the weights (FSDP2): gather them into a model that is not "
             "sharded, and compact that"
         )
-    arguments = as_arguments(example_input)
+    if form not in ("auto", "modules", "graph"):
+        raise CompactError(f"form must be auto, modules or graph, got {form!r}")
+    example = Example.of(example_input)
     refuse_hidden_code(model)
+    mask = Mask.of(mask)
     masked = masked_copy(model, mask)
     if recalibrate is not None:
         recalibrate_batchnorm(masked, recalibrate)
-    traced = trace(masked, arguments)
-    first = _Cut.of(traced, len(arguments))
-    latency = latency and arguments[0].device.type == "cpu"
-    examples = drawn_examples(masked, arguments)
-    any_size = examples != len(arguments[0])
-    batch = random_like(arguments, BATCH if any_size else examples)
+    require_runs(masked, example)
+    latency = latency and example.first.device.type == "cpu"
+    examples = drawn_examples(masked, example)
+    cutter = Cutter(masked, example)
+    final = cutter.cut(form) if streams != "scatter" else cutter.scattered()
+    any_size = examples != example.examples
     was_channels_last = is_channels_last(masked)
     if channels_last is None:
         channels_last = was_channels_last
-        if latency and may_be_channels_last(first.model, arguments):
-            channels_last = is_faster(first.model, first.model, batch, (True, False))
-    final = first
-    if streams == "scatter":
-        final = first.scattered()
-    elif streams == "auto" and latency:
-        final = first.fastest(batch, channels_last)
+        if latency and may_be_channels_last(final.model, example):
+            batch = random_like(example, BATCH if any_size else examples)
+            channels_last = is_faster(final.model, final.model, batch, (True, False))
+    if streams == "auto" and latency and form != "modules":
+        batch = random_like(example, BATCH if any_size else examples)
+        final = cutter.fastest(final, batch, channels_last)
     small = final.model
     if channels_last or was_channels_last:  # layers that were not cut are as they were
         to = torch.channels_last if channels_last else torch.contiguous_format
         small.to(memory_format=to)  # type: ignore[call-overload]
-    differences = _checked(
-        small, masked, final.values, random_like(arguments, examples), list(inputs), tolerance
-    )
+    given = [Example.of(one) for one in inputs]
+    differences, notes = _checked(final, model, masked, mask, example, examples, given, tolerance)
+    dense, compacted = Size.of(masked, example), Size.of(small, example)
     batches = BATCHES if any_size else (examples,)
+    measured = {n: random_like(example, n) for n in batches}
+    reformat = channels_last and not was_channels_last
     report = Report(
-        dense=Size.of(masked, arguments),
-        compact=Size.of(small, arguments),
+        dense=dense,
+        compact=compacted,
+        form=final.plan.form,
         channels_last=channels_last,
-        latency=(
-            measure(
-                masked,
-                small,
-                {n: random_like(arguments, n) for n in batches},
-                channels_last and not was_channels_last,
-            )
-            if latency
-            else ()
-        ),
+        latency=measure(masked, small, measured, reformat) if latency else (),
         threads=torch.get_num_threads(),
         differences=differences,
         carriers=final.kept.carrier_count,
@@ -185,106 +208,119 @@ def compact(
         vanished=tuple(
             n for n, c in final.plan.nodes.items() if c.kind in ("cat", "constant", "skip")
         ),
-        kept_whole=tuple(step.reason for step in final.analysis.opaque if step.reason is not None),
-        notes=_notes(traced),
+        kept_whole=tuple(dict.fromkeys(final.analysis.reasons)),
+        notes=(*final.notes, *notes),
     )
-    return Compact(small, report, final.plan)
+    _same_modes(small, model, final.plan.form)
+    _warn_if_nothing(report, mask)
+    return Compact(small, report, final.plan, example)
 
 
 def masked_copy(model: nn.Module, mask: Mapping[str, Tensor]) -> nn.Module:
     """A copy in evaluation mode whose weights off the mask are zero, as ``project`` makes them."""
     Mask.of(mask).check(model)
-    own = deepcopy(model).eval()
-    with project(own, mask, allow_empty=True):
-        return deepcopy(own)
+    own = copied(model).eval()
+    with project(own, mask):
+        return copied(own)
 
 
-@dataclass(frozen=True)
-class _Cut:
-    """One way to cut a network, with the result."""
+def _same_modes(small: nn.Module, model: nn.Module, form: Form) -> None:
+    """Let the result train where the model did."""
+    small.train(model.training)
+    if form == "modules":
+        for name, module in model.named_modules(remove_duplicate=False):
+            small.get_submodule(name).training = module.training
 
-    traced: Traced
-    arguments: int
-    analysis: Analysis
-    kept: KeptChannels
-    plan: Plan
-    values: dict[str, Tensor]
-    model: fx.GraphModule
 
-    @classmethod
-    def of(cls, traced: Traced, arguments: int, scattered: dict[str, int] | None = None) -> _Cut:
-        analysis = Analysis(traced, scattered)
-        kept = keep_channels(analysis)
-        draft = Draft()
-        for step in live_steps(analysis, kept):
-            step.write(kept, draft)
-        plan = Plan(fingerprint(traced.module), arguments, draft.layers, draft.nodes)
-        model = build(plan, traced.module).eval()
-        set_state(model, draft.values)
-        return cls(traced, arguments, analysis, kept, plan, draft.values, model)
+def _warn_if_nothing(report: Report, mask: Mask) -> None:
+    if mask.kept == mask.total or report.compact.parameters < report.dense.parameters:
+        return
+    why = "; ".join(report.kept_whole) or "what is off is tied to what is not"
+    warnings.warn(
+        CompactWarning(
+            f"nothing was removed, though the mask keeps only {mask.density:.0%} of the weights "
+            f"that it names: {why}"
+        ),
+        stacklevel=3,
+    )
 
-    def scattered(self) -> _Cut:
-        """Cut again, every branch without its dead channels."""
-        chosen = {
-            n: side for one in scatterable(self.analysis, self.kept) for n, side in one.items()
-        }
-        return _Cut.of(self.traced, self.arguments, chosen) if chosen else self
 
-    def fastest(self, arguments: tuple[Any, ...], channels_last: bool) -> _Cut:
-        """Cut again where it is faster to leave the dead channels of branches out."""
-        best, chosen = self, dict[str, int]()
-        for alike in scatterable(self.analysis, self.kept):
-            other = _Cut.of(self.traced, self.arguments, chosen | alike)
-            if is_faster(other.model, best.model, arguments, (channels_last, channels_last)):
-                best, chosen = other, chosen | alike
-        return best
+# ---------------------------------------------------------------------- the check
 
 
 def _checked(
-    small: nn.Module,
+    final: Cut,
+    model: nn.Module,
     masked: nn.Module,
-    values: dict[str, Tensor],
-    drawn: tuple[Any, ...],
-    given: list[Any],
+    mask: Mask,
+    example: Example,
+    examples: int,
+    given: list[Example],
     tolerance: float | None,
-) -> tuple[Difference, ...]:
+) -> tuple[tuple[Difference, ...], list[str]]:
     """Differences on random and given inputs, in float64 and in the model's own precision."""
-    sets = {"random": [drawn]}
+    small = final.model
+    sets = {"random": [random_like(example, examples)]}
+    notes = []
+    other = of_another_size(masked, example)
+    if other is not None:
+        try:
+            with torch.no_grad():
+                other.copied().call(small)
+            sets["random"].append(other)
+        except Exception:  # whatever a network's own code raises
+            notes.append("the compact model takes only inputs of the example's size")
     if given:
-        sets["given"] = [as_arguments(one) for one in given]
+        sets["given"] = given
     found = []
-    precise = _in_double(small, masked, values, in_double(drawn))
+    precise = _in_double(small, masked, final.values, in_double(sets["random"][0]))
     for kind, batches in sets.items():
         if precise is not None:
             one = difference(*precise, map(in_double, batches), kind)
             require_small(one, TOLERANCES[torch.float64])
             found.append(one)
-        # In less than float64 rounding may tip a choice between two that are as good.
-        one = difference(small, masked, batches, kind, choices=precise is None)
+        # With the model that was given: a copy of it need not be the same. In less than float64
+        # rounding may tip a choice between two that are as good.
+        with _evaluated(model, masked, mask) as reference:
+            one = difference(small, reference, batches, kind, choices=precise is None)
         if precise is None or one.dtype != "float64":
             limit = TOLERANCES[getattr(torch, one.dtype)] if tolerance is None else tolerance
             require_small(one, limit)
             found.append(one)
-    return tuple(found)
+        else:
+            require_small(one, TOLERANCES[torch.float64])
+    return tuple(found), notes
+
+
+@contextmanager
+def _evaluated(model: nn.Module, masked: nn.Module, mask: Mask) -> Iterator[nn.Module]:
+    """The model itself under the mask, in evaluation mode, with the masked copy's statistics."""
+    modes = [(module, module.training) for module in model.modules()]
+    statistics = dict(masked.named_buffers())
+    before = {name: b.detach().clone() for name, b in model.named_buffers()}
+    try:
+        with project(model.eval(), mask), torch.no_grad():
+            for name, buffer in model.named_buffers():
+                buffer.copy_(statistics[name])
+            yield model
+    finally:
+        with torch.no_grad():
+            for name, buffer in model.named_buffers():
+                buffer.copy_(before[name])
+        for module, mode in modes:
+            module.training = mode
 
 
 def _in_double(
-    small: nn.Module, masked: nn.Module, values: dict[str, Tensor], arguments: tuple[Any, ...]
+    small: nn.Module, masked: nn.Module, values: dict[str, Tensor], example: Example
 ) -> tuple[nn.Module, nn.Module] | None:
     """Both networks in float64, where the network allows it."""
     try:
         reference, precise = deepcopy(masked).double(), deepcopy(small).double()
         with torch.no_grad():
-            reference(*deepcopy(arguments))
+            example.copied().call(reference)
+            example.copied().call(precise)
     except (RuntimeError, TypeError):
         return None
     set_state(precise, values)
     return precise, reference
-
-
-def _notes(traced: Traced) -> tuple[str, ...]:
-    return tuple(
-        f"{node.name} stays off when the compact model trains; use nn.Dropout to have it back"
-        for node in traced.nodes
-        if operation(node) in DROPOUTS
-    )

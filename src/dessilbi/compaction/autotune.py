@@ -9,23 +9,23 @@ shapes, threads and the machine, so whole networks are timed against each other.
 
 from __future__ import annotations
 
-import operator
 from copy import deepcopy
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import fx, nn
 
-from dessilbi.graph.binary_ops import BinaryOp
-from dessilbi.graph.matrix_layers import GroupedConvolution, MatrixLayer
-from dessilbi.graph.steps import Passthrough, PerChannel
+from dessilbi.graph.matrix import GroupedConvolution, Matrix
+from dessilbi.graph.steps import Join
+from dessilbi.graph.values import broadcast
 
 from .latency import side_by_side, steady_clock
 
 if TYPE_CHECKING:
     from dessilbi.graph.analysis import Analysis
-    from dessilbi.graph.channels import KeptChannels
+    from dessilbi.graph.classes import Kept
+    from dessilbi.graph.example import Example
 
 BATCH = 32
 """Examples that networks are timed on: enough to be like any larger batch."""
@@ -33,50 +33,60 @@ MARGIN = 0.98
 """What is less plain must take less than this share of the time."""
 
 
-def scatterable(analysis: Analysis, kept: KeptChannels) -> list[dict[str, int]]:
+def scatterable(analysis: Analysis, kept: Kept) -> list[dict[str, int]]:
     """Sums with a branch whose dead channels the stream keeps, by the shape of the sum.
 
     Returns:
         For each shape, the side of the branch by the name of the sum.
     """
     found: dict[tuple[int, ...], dict[str, int]] = {}
-    for step in analysis.steps.values():
-        if (
-            not isinstance(step, BinaryOp)
-            or step.constant is not None
-            or step.how is not operator.add
-        ):
+    for node, step in analysis.steps.items():
+        if not isinstance(step, Join) or step.how != "add" or node.kwargs:
             continue
-        shapes = {step.sides[0].shape, step.sides[1].shape, step.output.shape}
-        stays = kept.of(step.output)
-        alive = {
-            side: int((stays & ~step.sides[side].known).sum())
-            for side in (1, 0)
-            if _is_branch(analysis, step.node.args[side])
-        }
-        alive = {side: count for side, count in alive.items() if 0 < count < int(stays.sum())}
-        if alive and len(shapes) == 1 and step.output.dim == 1:
+        if step.constant is not None or len(step.output.factors) != 1:
+            continue
+        (factor,) = step.output.factors
+        stays = kept.of(factor).reshape(-1)
+        alive = {}
+        for side in (1, 0):
+            value = step.sides[side]
+            if (
+                value.shape != step.output.shape
+                or len(value.factors) != 1
+                or value.factors[0].shape != factor.shape
+                or sum(n > 1 for n in factor.shape) != 1
+                or not _is_branch(analysis, node.all_input_nodes[side])
+            ):
+                continue
+            varies = torch.ones_like(stays)
+            if value.constant is not None:
+                shape = broadcast(value.constant.shape, factor.shape)
+                varies = value.constant.isnan().expand(shape).reshape(-1)
+            if 0 < (count := int((stays & varies).sum())) < int(stays.sum()):
+                alive[side] = count
+        if alive:
             side = min(alive, key=lambda one: alive[one])
-            found.setdefault(step.output.shape[1:], {})[step.node.name] = side
+            found.setdefault(step.output.shape[1:], {})[node.name] = side
     return list(found.values())
 
 
 def _is_branch(analysis: Analysis, node: object) -> bool:
     """Whether nobody else reads what leads from a convolution or linear layer to here."""
     while isinstance(node, fx.Node) and len(node.users) == 1:
-        step = analysis.steps[node]
-        if isinstance(step, MatrixLayer):
-            return not isinstance(step, GroupedConvolution) and step.tracked
-        if not isinstance(step, PerChannel | Passthrough):
+        step = analysis.steps.get(node)
+        if isinstance(step, Matrix):
+            return not isinstance(step, GroupedConvolution)
+        inputs = [a for a in node.all_input_nodes if a.op != "get_attr"]
+        if len(inputs) != 1 or isinstance(step, Join):
             return False
-        node = node.all_input_nodes[0]
+        node = inputs[0]
     return False
 
 
-def may_be_channels_last(model: nn.Module, arguments: tuple[Any, ...]) -> bool:
+def may_be_channels_last(model: nn.Module, example: Example) -> bool:
     """Whether the memory format means anything to a network."""
     return (
-        arguments[0].ndim == 4
+        example.first.ndim == 4
         and not any(p.ndim == 5 for p in model.parameters())
         and any(isinstance(m, nn.Conv2d) for m in model.modules())
     )
@@ -94,7 +104,7 @@ def is_channels_last(model: nn.Module) -> bool:
 def is_faster(
     new: nn.Module,
     old: nn.Module,
-    arguments: tuple[Any, ...],
+    example: Example,
     formats: tuple[bool, bool],
 ) -> bool:
     """Whether one network is faster than another.
@@ -102,11 +112,11 @@ def is_faster(
     Args:
         new: the one that is less plain.
         old: the other.
-        arguments: what they are called with.
+        example: what they are called with.
         formats: for each, whether its feature maps have their channels last.
     """
     calls = [
-        partial(_formatted(m, f), *arguments) for m, f in zip((new, old), formats, strict=True)
+        partial(example.call, _formatted(m, f)) for m, f in zip((new, old), formats, strict=True)
     ]
     try:
         times = side_by_side(calls, repetitions=7, seconds=3.0, clock=steady_clock)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from dessilbi._disk import write_whole
 from dessilbi.graph.compare import random_like
-from dessilbi.graph.tracing import as_arguments
+from dessilbi.graph.example import as_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable

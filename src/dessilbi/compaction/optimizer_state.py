@@ -11,7 +11,7 @@ from torch import Tensor
 from dessilbi.graph.errors import CompactError
 from dessilbi.optim import SplitLBI
 
-from .build import cut_tensor
+from .modules_form import cut_tensor
 
 if TYPE_CHECKING:
     from torch import nn
@@ -95,15 +95,14 @@ def _group(
 
 
 def _rows(plan: Plan, name: str, new: Tensor) -> tuple[int, ...]:
-    cut = plan.layers.get(name.rpartition(".")[0])
-    return tuple(range(len(new))) if cut is None else tuple(cut.rows)
+    cut = plan.tensors.get(name)
+    return tuple(range(len(new))) if cut is None else cut.stays.get(0, tuple(range(len(new))))
 
 
 def _cut(plan: Plan, name: str, old: Tensor, new: Tensor, key: str, value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
-    layer, _, own = name.rpartition(".")
-    cut = plan.layers.get(layer)
+    cut = plan.tensors.get(name)
     if value.numel() == 1 or cut is None:
         return value.clone()
     broadcasts = value.ndim == old.ndim and all(
@@ -114,7 +113,7 @@ def _cut(plan: Plan, name: str, old: Tensor, new: Tensor, key: str, value: Any) 
             f"the optimizer's {key!r} of {name!r} has shape {tuple(value.shape)}, the parameter "
             f"{tuple(old.shape)}; state of another shape cannot be cut"
         )
-    found = cut_tensor(cut, own, value.expand(old.shape))
+    found = cut_tensor(cut, value.expand(old.shape))
     for dim, size in enumerate(value.shape):
         if size == 1:
             found = found.narrow(dim, 0, 1)

@@ -13,13 +13,15 @@ import torch
 from torch import nn
 
 from dessilbi._text import table
+from dessilbi.graph.macs import count_macs
 from dessilbi.graph.names import named_weights
-from dessilbi.path import count_macs_per_weight
 
 from .latency import Timing, side_by_side
 
 if TYPE_CHECKING:
     from dessilbi.graph.compare import Difference
+    from dessilbi.graph.example import Example
+    from dessilbi.graph.plan import Form
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class Size:
     parameters: int
     """As usual: weights, biases, BatchNorm's scales and shifts. Its statistics are buffers."""
     macs: float
-    """Multiply-adds of convolutions and linear layers for one example."""
+    """Multiply-adds of all products for one example, counted as it runs."""
     nonzeros: int
     """Parameters without the weights of filters and matrices that are zero."""
     nonzero_macs: float
@@ -38,17 +40,17 @@ class Size:
     """Of parameters and buffers."""
 
     @classmethod
-    def of(cls, model: nn.Module, arguments: tuple[Any, ...]) -> Size:
+    def of(cls, model: nn.Module, arguments: tuple[Any, ...] | Example) -> Size:
         """Count."""
         parameters = list(model.parameters())
-        uses = count_macs_per_weight(model, deepcopy(arguments))  # it may write to its input
+        uses, others = count_macs(model, arguments)
         weights = named_weights(model)
         nonzero = {n: int(weights[n].count_nonzero()) for n in weights if weights[n].ndim > 1}
         return cls(
             parameters=sum(p.numel() for p in parameters),
-            macs=sum(weights[name].numel() * each for name, each in uses.items()),
+            macs=others + sum(weights[name].numel() * each for name, each in uses.items()),
             nonzeros=sum(nonzero.get(name, p.numel()) for name, p in weights.items()),
-            nonzero_macs=sum(nonzero[name] * each for name, each in uses.items()),
+            nonzero_macs=others + sum(nonzero.get(n, 0) * each for n, each in uses.items()),
             bytes=sum(t.numel() * t.element_size() for t in [*parameters, *model.buffers()]),
         )
 
@@ -81,6 +83,8 @@ class Report:
 
     dense: Size
     compact: Size
+    form: Form
+    """Whether the result is made of the model's own modules, or a graph of its operators."""
     latency: tuple[Latency, ...]
     """Empty if it was not measured."""
     threads: int
@@ -122,7 +126,8 @@ class Report:
             for one in self.latency if one.dense_channels_last is not None
         ]  # fmt: skip
         small = self.compact
-        lines = [table(rows)]
+        made = "the model's own modules" if self.form == "modules" else "a graph of operators"
+        lines = [table(rows), f"made of: {made}"]
         lines.append(f"nonzeros: {small.nonzeros:,} of the {small.parameters:,} parameters")
         lines += [f"difference to the masked model: {found}" for found in self.differences]
         if self.carriers:
@@ -140,7 +145,7 @@ class Report:
 def measure(
     dense: nn.Module,
     compact: nn.Module,
-    arguments_of: dict[int, tuple[Any, ...]],
+    arguments_of: dict[int, Example],
     reformat: bool,
 ) -> tuple[Latency, ...]:
     """Time both networks for each batch size, on as many threads as torch has now.
@@ -155,11 +160,11 @@ def measure(
     if reformat:
         other = deepcopy(dense).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         with torch.inference_mode(), suppress(RuntimeError):  # a view that needs the other format
-            other(*next(iter(arguments_of.values())))
+            next(iter(arguments_of.values())).call(other)
             networks.append(other)
     found = []
     for batch, arguments in arguments_of.items():
-        calls = [partial(network, *arguments) for network in networks]
+        calls = [partial(arguments.call, network) for network in networks]
         found.append(Latency(batch, *side_by_side(calls)))
     return tuple(found)
 

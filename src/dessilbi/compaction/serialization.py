@@ -3,7 +3,7 @@
     plan.json           format, version, the original's constructor, what was cut, the report
     model.safetensors   the weights; plan.json holds their checksum
 
-No pickle: the plan names a function that builds the original network, which is traced and cut anew.
+No pickle: the plan names a function that builds the original network, which is cut anew.
 """
 
 from __future__ import annotations
@@ -17,15 +17,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
-from torch import fx, nn
+from torch import nn
 
 from dessilbi._disk import write_whole
 from dessilbi.graph.errors import CompactError
+from dessilbi.graph.example import Example
 from dessilbi.graph.plan import FORMAT, VERSION, Plan
-from dessilbi.graph.tracing import make_graph
+from dessilbi.graph.reading import read
 from dessilbi.path import FormatError
 
-from .build import build
+from .cutting import fingerprint
+from .graph_form import build_graph
+from .modules_form import apply_plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -84,7 +87,7 @@ def save_compact(
 
 def load_compact(
     folder: str | Path, constructor: Callable[[], nn.Module] | None = None
-) -> fx.GraphModule:
+) -> nn.Module:
     """Read a compact model, in evaluation mode.
 
     The plan names a function to import and call: load only what you trust, as with any code.
@@ -116,8 +119,31 @@ def load_compact(
     return model.eval()
 
 
-def _rebuilt(plan: Plan, original: nn.Module) -> fx.GraphModule:
-    return build(plan, make_graph(original.eval(), plan.arguments))
+def _rebuilt(plan: Plan, original: nn.Module) -> nn.Module:
+    if fingerprint(original) != plan.network:
+        raise CompactError(
+            "the plan was made for another network: its class, names or shapes are different ones; "
+            "build the original with the code and arguments that it had"
+        )
+    original.eval()
+    if plan.form == "modules":
+        return apply_plan(plan, original)
+    example = _example(plan)
+    floating = next((p.dtype for p in original.parameters() if p.is_floating_point()), None)
+    if floating is not None:
+        example = example.map(lambda t: t.to(floating) if t.is_floating_point() else t)
+    network = read(original, example, any_batch=True)
+    return build_graph(plan, network, original)
+
+
+def _example(plan: Plan) -> Example:
+    def one(value: Any) -> Any:
+        if isinstance(value, dict) and "shape" in value:
+            return torch.zeros(value["shape"], dtype=getattr(torch, value["dtype"]))
+        return value
+
+    args, kwargs = plan.example
+    return Example(tuple(map(one, args)), {k: one(v) for k, v in kwargs.items()})
 
 
 def _is_plain(name: str) -> bool:

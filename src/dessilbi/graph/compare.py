@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,12 +12,15 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
 from .errors import CompactError
+from .example import Example
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """Largest difference that counts as rounding, relative to the largest output."""
+FLOOR = 1e-6
+"""Outputs that are all smaller are zero up to rounding."""
 EXAMPLES = 4
 """Random examples that a check looks at, at least."""
 
@@ -40,7 +44,7 @@ class Difference:
 def difference(
     small: Callable[..., Any],
     masked: Callable[..., Any],
-    batches: Iterable[tuple[Any, ...]],
+    batches: Iterable[tuple[Any, ...] | Example],
     kind: str,
     *,
     choices: bool = True,
@@ -62,8 +66,7 @@ def difference(
     with torch.no_grad():
         for arguments in batches:
             # Copies: a network may write to its input.
-            wanted = _tensors(masked(*deepcopy(arguments)))
-            found = _tensors(small(*deepcopy(arguments)))
+            wanted, found = (_tensors(_called(net, arguments)) for net in (masked, small))
             if [t.shape for t in wanted] != [t.shape for t in found]:
                 raise CompactError(
                     f"the compact model gives outputs of shape {[tuple(t.shape) for t in found]}, "
@@ -95,7 +98,7 @@ def difference(
                     absolute = max(absolute, float(gap.max()))
                     scale = max(scale, float(real.max()))
     name = str(dtype).removeprefix("torch.")
-    return Difference(kind, name, absolute, absolute / scale if scale else absolute)
+    return Difference(kind, name, absolute, absolute / (max(scale, FLOOR) if scale else 1.0))
 
 
 def require_small(found: Difference, tolerance: float) -> None:
@@ -108,14 +111,20 @@ def require_small(found: Difference, tolerance: float) -> None:
         )
 
 
-def random_like(arguments: tuple[Any, ...], examples: int = EXAMPLES, seed: int = 0) -> Any:
+def random_like(
+    arguments: tuple[Any, ...] | Example, examples: int = EXAMPLES, seed: int = 0
+) -> Any:
     """Arguments of the same shapes with normal numbers; integers are drawn from those given."""
-    generator = torch.Generator().manual_seed(seed)
-    count = len(arguments[0])
+    if isinstance(arguments, Example):
+        return _random(arguments, examples, seed)
+    return _random(Example(arguments), examples, seed).args
 
-    def one(value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
+
+def _random(example: Example, examples: int, seed: int) -> Example:
+    generator = torch.Generator().manual_seed(seed)
+    count = example.examples
+
+    def one(value: Tensor) -> Tensor:
         batch = value.ndim > 0 and len(value) == count
         shape = (examples, *value.shape[1:]) if batch else tuple(value.shape)
         if value.is_floating_point():
@@ -125,11 +134,34 @@ def random_like(arguments: tuple[Any, ...], examples: int = EXAMPLES, seed: int 
             return value
         return value[torch.randint(count, (examples,), generator=generator).to(value.device)]
 
-    return tree_map(one, arguments)
+    return example.map(one)
 
 
 @torch.no_grad()
-def drawn_examples(model: Callable[..., Any], arguments: tuple[Any, ...]) -> int:
+def of_another_size(model: Callable[..., Any], example: Example) -> Example | None:
+    """Random arguments of another size, fewer positions or tokens, if the network takes them."""
+    floating = example.first.is_floating_point()
+    first = 2 if floating and example.first.ndim > 2 else 1
+    if example.first.ndim <= first:
+        return None
+    sizes = example.first.shape[first:]
+
+    def one(value: Tensor) -> Tensor:
+        for d, n in enumerate(value.shape):
+            if d >= first and n in sizes and n > 3:
+                value = value.narrow(d, 0, max(n * 3 // 4, 1))
+        return value
+
+    other = _random(example.map(one), max(example.examples, 1), 1)
+    try:
+        _called(model, other)
+    except Exception:  # whatever a network's own code raises
+        return None
+    return other
+
+
+@torch.no_grad()
+def drawn_examples(model: Callable[..., Any], arguments: tuple[Any, ...] | Example) -> int:
     """How many random examples a network takes: some others, or only as many as are given.
 
     Args:
@@ -140,13 +172,14 @@ def drawn_examples(model: Callable[..., Any], arguments: tuple[Any, ...]) -> int
     Raises:
         CompactError: it does not run on random numbers.
     """
-    given = len(arguments[0])
+    example = arguments if isinstance(arguments, Example) else Example(arguments)
+    given = example.examples
     others = EXAMPLES + (given == EXAMPLES)
     try:
-        model(*random_like(arguments, others))
+        _called(model, random_like(example, others))
     except Exception:  # whatever a network's own code raises
         try:
-            model(*random_like(arguments, given))
+            _called(model, random_like(example, given))
         except Exception as error:
             raise CompactError(
                 "the network does not run on random inputs of the shapes of example_input: "
@@ -158,9 +191,18 @@ def drawn_examples(model: Callable[..., Any], arguments: tuple[Any, ...]) -> int
 
 def in_double(arguments: Any) -> Any:
     """Floating-point tensors in float64, everything else as it is."""
-    return tree_map(
-        lambda v: v.double() if isinstance(v, Tensor) and v.is_floating_point() else v, arguments
-    )
+
+    def one(value: Any) -> Any:
+        floating = isinstance(value, Tensor) and value.is_floating_point()
+        return value.double() if floating else value
+
+    return arguments.map(one) if isinstance(arguments, Example) else tree_map(one, arguments)
+
+
+def _called(network: Callable[..., Any], arguments: tuple[Any, ...] | Example) -> Any:
+    # Copies: a network may write to its input.
+    arguments = deepcopy(arguments)
+    return arguments.call(network) if isinstance(arguments, Example) else network(*arguments)
 
 
 def _precisely(value: Tensor) -> Tensor:
@@ -169,6 +211,8 @@ def _precisely(value: Tensor) -> Tensor:
 
 def _tensors(output: Any) -> list[Tensor]:
     found = []
+    if isinstance(output, Mapping):  # caches of keys and values hold what was cut
+        output = {k: v for k, v in output.items() if k != "past_key_values"}
     for value in tree_flatten(output)[0]:
         if isinstance(value, Tensor):
             found.append(value)

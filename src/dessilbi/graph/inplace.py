@@ -1,96 +1,69 @@
-"""Layers that write to their input: whether that is seen elsewhere, and how to do without."""
+"""Operators that write to their input, turned into those that do not."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 import torch
-import torch.nn.functional as F  # noqa: N812 - its usual name
-from torch import Tensor
+from torch import fx
 
-from .operations import BINARY, DROPOUTS, POINTWISE, operation
+_MAY_ALIAS = frozenset(
+    (
+        "view", "reshape", "flatten", "unflatten", "transpose", "permute", "t", "mT", "movedim",
+        "slice", "select", "narrow", "split", "split_with_sizes", "chunk", "tensor_split",
+        "unbind", "expand", "squeeze", "unsqueeze", "alias", "detach", "getitem", "contiguous",
+        "to", "view_as", "expand_as", "diagonal", "dropout", "feature_dropout", "alpha_dropout",
+        "unfold", "as_strided", "swapaxes", "swapdims", "lift_fresh_copy", "type_as", "real",
+        "imag", "pad",
+    )
+)  # fmt: skip
+"""Operators whose result may be their input's memory."""
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
-    from torch import fx, nn
-
-    from .tracing import Traced
+def writes_in_place(node: fx.Node) -> bool:
+    """Whether an operator writes to its first input."""
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
-def works_in_place(node: fx.Node, module: nn.Module | None) -> bool:
-    """Whether a node writes to its first input."""
-    if getattr(module, "inplace", False) or node.kwargs.get("inplace"):
+def made_functional(graph: fx.Graph) -> bool:
+    """Turn operators that write in place into those that do not; whether that could be done.
+
+    It cannot where the memory that is written is known by another name, a view.
+    """
+    order = {node: i for i, node in enumerate(graph.nodes)}
+    writing = [node for node in graph.nodes if writes_in_place(node)]
+    twins = {}
+    for node in writing:
+        twin, target = _twin(node), node.args[0]
+        if twin is None or not isinstance(target, fx.Node) or _aliased(target, node, order):
+            return False
+        twins[node] = twin
+    for node, twin in twins.items():
+        target = node.args[0]
+        assert isinstance(target, fx.Node)
+        node.target = twin
+        for user in list(target.users):
+            if order[user] > order[node]:
+                user.replace_input_with(target, node)
+    return True
+
+
+def _aliased(target: fx.Node, node: fx.Node, order: dict[fx.Node, int]) -> bool:
+    if target.op == "call_function" and _may_alias(target):
         return True
-    if node.op == "call_method":
-        name = str(node.target)
-    elif node.op == "call_function":
-        if _flag(node) is not None:
-            return True
-        name = getattr(node.target, "__name__", "")
-        if getattr(node.target, "__module__", "") in ("_operator", "operator"):
-            return name in ("iadd", "isub", "imul", "itruediv", "setitem")
-    else:
-        return False
-    return name.endswith("_") and not name.endswith("__")
+    return any(order[u] < order[node] and _may_alias(u) for u in target.users)
 
 
-def _flag(node: fx.Node) -> int | None:
-    """Where a function is told by position to work in place, as ``F.relu(x, True)`` is."""
-    if node.op != "call_function" or operation(node) not in POINTWISE:
+def _may_alias(node: fx.Node) -> bool:
+    if isinstance(node.target, torch._ops.OpOverload):
+        return node.target._schema.name.rpartition("::")[2] in _MAY_ALIAS
+    return node.op != "output"
+
+
+def _twin(node: fx.Node) -> torch._ops.OpOverload | None:
+    target = node.target
+    assert isinstance(target, torch._ops.OpOverload)
+    name = target._schema.name.rpartition("::")[2]
+    packet = getattr(torch.ops.aten, name.removesuffix("_"), None)
+    if not name.endswith("_") or packet is None:
         return None
-    start = 3 if operation(node) in DROPOUTS else 1  # the third argument of dropout is ``training``
-    return next((at for at in range(start, len(node.args)) if node.args[at] is True), None)
-
-
-def work_out_of_place(module: fx.GraphModule) -> None:
-    """Let no node write to its input; :func:`overwritten` has made sure that none relies on it."""
-    for node in module.graph.nodes:
-        called = module.get_submodule(node.target) if node.op == "call_module" else None
-        if not works_in_place(node, called):
-            continue
-        if called is not None:
-            called.inplace = False  # type: ignore[assignment]
-        elif operation(node) in BINARY and len(node.args) == 2 and not node.kwargs:
-            what = BINARY[operation(node)]
-            node.op, node.target = "call_function", what
-        elif node.kwargs.get("inplace"):
-            node.kwargs = {**node.kwargs, "inplace": False}
-        elif (at := _flag(node)) is not None:
-            node.args = (*node.args[:at], False, *node.args[at + 1 :])
-        elif (twin := _twin(node)) is not None:
-            node.target = twin
-        else:  # ``zero_``, ``fill_`` and the like have none; they may write to a copy
-            written = node.all_input_nodes[0]
-            with module.graph.inserting_before(node):
-                node.replace_input_with(written, module.graph.call_method("clone", (written,)))
-
-
-def _twin(node: fx.Node) -> str | Callable[..., Any] | None:
-    """What does the same as a method or function with a ``_``, out of place, if torch has it."""
-    if isinstance(node.target, str):
-        name = node.target.removesuffix("_")
-        return name if callable(getattr(Tensor, name, None)) else None
-    name = getattr(node.target, "__name__", "")
-    for home in (F, torch):
-        if getattr(home, name, None) is node.target:
-            return getattr(home, name.removesuffix("_"), None)
-    return None
-
-
-def overwritten(traced: Traced) -> fx.Node | None:
-    """A node that writes to memory which is read under another name afterwards."""
-    order = {node: i for i, node in enumerate(traced.nodes)}
-    for node in traced.nodes:
-        if not works_in_place(node, traced.called(node)) or not node.all_input_nodes:
-            continue
-        target = node.all_input_nodes[0]
-        if target not in traced.results:
-            continue
-        shared = traced.results[target].storage
-        for other, seen in traced.results.items():
-            if seen.storage != shared or order[other] >= order[node]:
-                continue
-            if any(order[user] > order[node] for user in other.users):
-                return node
-    return None
+    found = getattr(packet, target._overloadname, None)
+    return found if isinstance(found, torch._ops.OpOverload) else None

@@ -1,4 +1,4 @@
-"""What is cut where: plain values that turn the graph of a network into the smaller one.
+"""What is cut where: plain values that turn a network into the smaller one.
 
 A plan holds no weights. Applied to the same network again, whatever its weights, it gives a network
 of the same structure: that is how a compact model is loaded, and how optimizer state is cut.
@@ -7,102 +7,140 @@ of the same structure: that is how a compact model is loaded, and how optimizer 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal, Self, cast, get_args
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
 from .errors import CompactError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
 FORMAT, VERSION = "dessilbi-compact", 2
 
-LayerKind = Literal["linear", "convolution", "per-channel"]
-NodeKind = Literal["flatten", "cat", "constant", "skip", "scatter"]
-
-
-class _Cut:
-    def to_json(self) -> dict[str, Any]:
-        """As plain values; runs of indices as ``0-3,7``."""
-        return {n: spans(v) if isinstance(v, tuple) else v for n, v in vars(self).items()}
-
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> Self:
-        """The inverse of :meth:`to_json`."""
-        kinds, what = (LayerKind, "layer") if cls is LayerCut else (NodeKind, "node")
-        if values["kind"] not in get_args(kinds):
-            raise CompactError(f"the plan has a {what} of unknown kind {values['kind']!r}")
-        read: dict[type, Callable[[Any], Any]] = {tuple: indices, int: int, bool: bool}
-        make: Any = cls
-        return cast(
-            "Self",
-            make(*(read.get(type(f.default), str)(values[f.name]) for f in fields(make))),
-        )
+Form = Literal["modules", "graph"]
 
 
 @dataclass(frozen=True)
-class LayerCut(_Cut):
-    """A layer that gets narrower."""
+class TensorCut:
+    """What stays of a parameter or buffer."""
 
-    kind: LayerKind
-    rows: tuple[int, ...] = ()
-    """Outputs that stay; of a per-channel layer, channels."""
-    columns: tuple[int, ...] = ()
-    """Inputs that stay."""
+    stays: dict[int, tuple[int, ...]]
+    """By dimension, the slices that stay; of a grouped convolution's weight, input channels in
+    dimension 1."""
     groups: int = 1
     """Groups of the convolution before the cut."""
     groups_left: int = 1
-    bias: bool = False
-    """Whether the layer has a bias afterwards; one may be added to hold constants."""
+    shape: tuple[int, ...] = ()
+    """Before the cut."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values; runs of indices as ``0-3,7``."""
+        return {
+            "stays": {str(d): spans(i) for d, i in self.stays.items()},
+            "groups": self.groups,
+            "groups_left": self.groups_left,
+            "shape": list(self.shape),
+        }
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> TensorCut:
+        """The inverse of :meth:`to_json`."""
+        stays = {int(d): indices(i) for d, i in values["stays"].items()}
+        shape = tuple(map(int, values["shape"]))
+        return cls(stays, int(values["groups"]), int(values["groups_left"]), shape)
+
+
+NodeKind = Literal["numbers", "constant", "skip", "cat", "scatter"]
+_KINDS: tuple[str, ...] = ("numbers", "constant", "skip", "cat", "scatter")
 
 
 @dataclass(frozen=True)
-class NodeCut(_Cut):
-    """A node of the graph that changes; ``positions`` are those of its arguments.
+class NodeCut:
+    """A call of the graph that changes.
 
-    flatten: a reshape to fixed sizes becomes a flatten. cat: only the inputs at ``positions`` are
-    joined. constant: the input there is a constant by channel. skip: the node gives its input there
-    as it is. scatter: the input at ``positions[1]`` has only the channels ``index`` of the other,
-    and is added there.
+    numbers: other sizes, and maybe another ``operator``. cat: only the
+    inputs at ``positions`` are joined. constant: the input there is a constant by channel. skip:
+    the call gives its input there as it is. scatter: the input at ``positions[1]`` has only the
+    channels ``index`` of the other, and is added there.
     """
 
     kind: NodeKind
     positions: tuple[int, ...] = ()
     index: tuple[int, ...] = ()
-    width: int = 0
-    """Channels of the constant."""
+    numbers: dict[str, Any] = field(default_factory=dict)
+    """By the argument's position, ``"1"``, or that of an entry of a list, ``"1.2"``."""
+    operator: str = ""
     shift: bool = False
     """Whether a scatter also adds a constant by channel."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return {
+            "kind": self.kind,
+            "positions": list(self.positions),
+            "index": spans(self.index),
+            "numbers": self.numbers,
+            "operator": self.operator,
+            "shift": self.shift,
+        }
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> NodeCut:
+        """The inverse of :meth:`to_json`."""
+        if values["kind"] not in _KINDS:
+            raise CompactError(f"the plan has a node of unknown kind {values['kind']!r}")
+        return cls(
+            values["kind"],
+            tuple(map(int, values["positions"])),
+            indices(values["index"]),
+            dict(values["numbers"]),
+            str(values["operator"]),
+            bool(values["shift"]),
+        )
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that changes, by the names of layers and of nodes."""
+    """Everything that changes, by the names of parameters, of attributes and of nodes."""
 
     network: str
-    """Fingerprint of the network that the plan was made for."""
-    arguments: int
-    """Positional arguments that the network is called with."""
-    layers: dict[str, LayerCut] = field(default_factory=dict)
+    """Fingerprint of the network that the plan was made for: names and shapes."""
+    form: Form = "modules"
+    """Whether the result is made of the network's own modules, or a graph of its operators."""
+    tensors: dict[str, TensorCut] = field(default_factory=dict)
+    biases: tuple[str, ...] = ()
+    """Weights whose layer gets a bias that it did not have; it holds constants."""
+    attributes: dict[str, int] = field(default_factory=dict)
+    """Numbers that modules store, by ``module.attribute``."""
     nodes: dict[str, NodeCut] = field(default_factory=dict)
+    example: list[Any] = field(default_factory=list)
+    """Of a graph: the arguments that it is read with, as plain values."""
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
         return {
             "network": self.network,
-            "arguments": self.arguments,
-            "layers": {name: cut.to_json() for name, cut in self.layers.items()},
+            "form": self.form,
+            "tensors": {name: cut.to_json() for name, cut in self.tensors.items()},
+            "biases": list(self.biases),
+            "attributes": self.attributes,
             "nodes": {name: cut.to_json() for name, cut in self.nodes.items()},
+            "example": self.example,
         }
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Plan:
         """The inverse of :meth:`to_json`."""
+        if values["form"] not in ("modules", "graph"):
+            raise CompactError(f"the plan is of unknown form {values['form']!r}")
         return cls(
             str(values["network"]),
-            int(values["arguments"]),
-            {name: LayerCut.from_json(cut) for name, cut in values["layers"].items()},
+            values["form"],
+            {name: TensorCut.from_json(cut) for name, cut in values["tensors"].items()},
+            tuple(map(str, values["biases"])),
+            {str(name): int(number) for name, number in values["attributes"].items()},
             {name: NodeCut.from_json(cut) for name, cut in values["nodes"].items()},
+            list(values["example"]),
         )
 
 

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .analysis import Analysis
-from .matrix_layers import GroupedConvolution, MatrixLayer
-from .steps import Opaque, PerChannel
-from .tracing import as_arguments, refuse_hidden_code, trace
+from .copies import copied
+from .example import Example
+from .matrix import GroupedConvolution, Matrix
+from .reading import read, refuse_hidden_code
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-    from .channels import Flow
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,23 +25,27 @@ class Member:
     parameter: str
     """As ``model.named_parameters()`` calls it."""
     dim: int
-    """Dimension that the slices are taken of: 0 writes channels, 1 reads them."""
+    """Dimension that the slices are taken of: of a convolution's or linear layer's weight, 0 writes
+    channels and 1 reads them."""
     index: Tensor
-    """Channels by slices: which slices belong to each channel. More than one after a flatten."""
+    """Channels by slices: which slices belong to each channel. More than one after a flatten, and
+    for the heads of an attention layer."""
 
 
 @dataclass(frozen=True, eq=False)
 class Tied:
-    """Channels that are written, scaled and read by the same parameters."""
+    """Channels, neurons or heads that are written, scaled and read by the same parameters."""
 
     channels: int
     members: tuple[Member, ...]
     free: bool
     """Whether they may leave: the network's inputs and outputs, and operations that are not known
     channel by channel, hold theirs."""
+    writers: frozenset[str]
+    """Weights that write these channels, by name."""
 
 
-def tied_channels(model: nn.Module, example_input: Any) -> list[Tied]:
+def tied_channels(model: nn.Module, example_input: Any, *, blocks: bool = False) -> list[Tied]:
     """The sets of channels of a network, each with all parameter slices that go with a channel.
 
     A filter of a convolution, its bias and BatchNorm parameters, and the weights of the next layers
@@ -52,53 +54,67 @@ def tied_channels(model: nn.Module, example_input: Any) -> list[Tied]:
 
     Args:
         model: the network; it is not changed.
-        example_input: a batch, or a tuple of arguments whose first is one.
+        example_input: a batch, a tuple of arguments whose first is one, or a dict of keyword
+            arguments.
+        blocks: whether channels that leave in blocks of several filters are free as well: heads of
+            attention layers, groups of grouped convolutions and of GroupNorm. Code that names their
+            number must then be told of it.
 
     Example:
-        >>> net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 2, 3))
-        >>> pixels, hidden, outputs = tied_channels(net, torch.zeros(1, 1, 8, 8))
+        >>> net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 2, 3))
+        >>> pixels, hidden, outputs = tied_channels(net, torch.zeros(1, 3, 8, 8))
         >>> [(m.parameter, m.dim) for m in hidden.members]
         [('0.weight', 0), ('0.bias', 0), ('1.weight', 0), ('1.bias', 0), ('2.weight', 1)]
     """
     refuse_hidden_code(model)
-    arguments = as_arguments(example_input)
-    analysis = Analysis(trace(deepcopy(model).eval(), arguments), constants=False)
+    example = Example.of(example_input)
+    model = copied(model).eval()
+    network = read(model, example.at_least_two(model))
+    analysis = Analysis(network, constants=False)
     roots = analysis.classes.roots()
+    held = analysis.classes.held(roots)
+    names = {id(p): name for name, p in model.named_parameters()}
     slices: dict[int, dict[tuple[str, int], list[int]]] = defaultdict(dict)
-    held: set[int] = set()
-
-    def add(flow: Flow, parameter: str, dim: int) -> None:
-        for index, root in enumerate(roots[flow.ids].tolist()):
-            slices[root].setdefault((parameter, dim), []).append(index)
-
+    grouped: set[str] = set()
+    kernels: set[str] = set()
+    writers: dict[int, set[str]] = defaultdict(set)
     for step in analysis.steps.values():
-        name = str(step.node.target)
-        if isinstance(step, MatrixLayer):
-            if step.tracked and not isinstance(step, GroupedConvolution):
-                add(step.source, f"{name}.weight", 1)
-            add(step.output, f"{name}.weight", 0)
-            if step.weights.has_bias:
-                add(step.output, f"{name}.bias", 0)
-            if isinstance(step, GroupedConvolution) and step.source.ids is not step.output.ids:
-                # Groups must stay equal: no channel of theirs can go alone.
-                held.update(roots[torch.cat([step.source.ids, step.output.ids])].tolist())
-            elif not step.tracked:
-                held.update(roots[step.source.ids].tolist())
-        elif isinstance(step, PerChannel):
-            for own, _ in step.module.named_parameters():
-                add(step.channels, f"{name}.{own}", 0)
-        elif isinstance(step, Opaque):
-            for flow in [*step.sources, *([] if step.flow is None else [step.flow])]:
-                held.update(roots[flow.ids].tolist())
-    return _alike(slices, held)
+        if not isinstance(step, Matrix) or step.leaf is None:
+            continue
+        for root in roots[step.written].tolist():
+            writers[root].add(names.get(id(step.leaf.tensor), ""))
+        kernels.add(step.leaf.name)
+        if isinstance(step, GroupedConvolution):
+            grouped.add(step.leaf.name)
+    for leaf in analysis.leaves.values():
+        name = names.get(id(leaf.tensor))
+        if name is None:
+            continue
+        for dim in range(leaf.tensor.ndim):
+            ids = leaf.ids[dim]
+            if ids is None or (leaf.name in kernels and dim > 1):
+                continue
+            if dim == 1 and leaf.name in grouped:
+                continue
+            for index, root in enumerate(roots[ids].tolist()):
+                slices[root].setdefault((name, dim), []).append(index)
+    ndim = {name: p.ndim for name, p in model.named_parameters()}
+    return _alike(slices, held, writers, ndim, blocks)
 
 
-def _alike(slices: dict[int, dict[tuple[str, int], list[int]]], held: set[int]) -> list[Tied]:
+def _alike(
+    slices: dict[int, dict[tuple[str, int], list[int]]],
+    held: Tensor,
+    writers: dict[int, set[str]],
+    ndim: dict[str, int],
+    blocks: bool,
+) -> list[Tied]:
     """Channels with the same parameters as one set, in the order of the network."""
     sets: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for root in sorted(slices):
         found = slices[root]
-        key = (root in held, *((*where, len(index)) for where, index in found.items()))
+        free = not bool(held[root]) and (blocks or _are_filters(found, writers[root], ndim))
+        key = (free, *((*where, len(index)) for where, index in found.items()))
         sets[key].append(root)
     return [
         Tied(
@@ -107,7 +123,18 @@ def _alike(slices: dict[int, dict[tuple[str, int], list[int]]], held: set[int]) 
                 Member(parameter, dim, torch.tensor([slices[r][parameter, dim] for r in roots]))
                 for parameter, dim in slices[roots[0]]
             ),
-            free=not key[0],
+            free=bool(key[0]),
+            writers=frozenset(writers[roots[0]]),
         )
         for key, roots in sets.items()
     ]
+
+
+def _are_filters(
+    found: dict[tuple[str, int], list[int]], writers: set[str], ndim: dict[str, int]
+) -> bool:
+    """Whether one row of each weight writes a channel, and columns read it."""
+    return all((name, 0) in found for name in writers if name) and all(
+        (dim == 1 and ndim[name] > 1) or (len(index) == 1 and (name in writers or ndim[name] == 1))
+        for (name, dim), index in found.items()
+    )

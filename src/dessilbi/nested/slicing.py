@@ -16,10 +16,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from dessilbi.graph.compare import difference, random_like
 from dessilbi.graph.copies import copied, with_known_norms
 from dessilbi.graph.errors import CompactError
+from dessilbi.graph.example import as_arguments
 from dessilbi.graph.layout import NARROW, channels_first
 from dessilbi.graph.macs import count_macs_per_weight
 from dessilbi.graph.ties import tied_channels
-from dessilbi.graph.tracing import as_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 PenaltyOption = Literal["auto", "lasso", "group_lasso"] | Penalty | None
 Coupling = Literal["direct", "momentum"]
 
-TAU, C = 10.0, 1.0
+TAU, C = 10.0, 2.0
 """The coupling time and the relative threshold that a newcomer gets."""
 NU = 100.0
 """The coupling where neither ``nu`` nor the length of the training was given."""

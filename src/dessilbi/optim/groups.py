@@ -19,6 +19,8 @@ from ._options import OPTIONS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from ._options import PenaltyOption
+
 _BY_ELEMENT = (nn.Linear, nn.Bilinear, nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)
 _WILDCARDS = frozenset("*?[")
 
@@ -268,8 +270,11 @@ def _filter_dim(module: _ConvNd, weight: Tensor) -> int:
     return 0
 
 
-def _label(penalty: str | None, rule: _Rule | None) -> str:
-    kind = {"group_lasso": "filters", "lasso": "elements", None: "dense"}[penalty]
+def _label(penalty: PenaltyOption, rule: _Rule | None) -> str:
+    if penalty is None or isinstance(penalty, str):
+        kind = {"group_lasso": "filters", "lasso": "elements"}.get(penalty or "", "dense")
+    else:
+        kind = type(penalty).__name__
     return kind if rule is None or penalty is None else f"{rule.pattern}: {kind}"
 
 

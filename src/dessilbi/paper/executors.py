@@ -1,4 +1,4 @@
-"""Where the runs of a sweep happen: in this process, in processes of this machine, on a cluster."""
+"""Where the runs of a sweep happen: in this process, or in processes of this machine."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ import sys
 import threading
 import traceback
 from dataclasses import dataclass, field
-from functools import partial
 from multiprocessing import get_context, parent_process
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import dessilbi.paper.baselines
 import dessilbi.paper.optimizers  # noqa: F401 - lets configurations name them in any process
-from dessilbi.lab.run.config import ConfigError
 from dessilbi.lab.run.directory import Busy
 from dessilbi.lab.training.display import Silent
 from dessilbi.lab.training.errors import Interrupted
 from dessilbi.lab.training.loop import train
+from dessilbi.lab.training.terminal import TerminalDisplay
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from multiprocessing.context import SpawnProcess
     from pathlib import Path
 
@@ -39,8 +38,6 @@ if TYPE_CHECKING:
 DONE, FAILED, INTERRUPTED = 0, 1, 130
 BUSY = 75
 """Another process holds the run directory; it may finish the run, so look again later."""
-PREEMPTED = 76
-"""A cluster asked the run to end, and it is saved: it is to be queued again."""
 PATIENCE = 120.0
 """Seconds that a run has to save itself when it is asked to stop."""
 
@@ -63,18 +60,13 @@ class JobSpec:
     threads: int | None = None
 
     def __call__(self, display: Display | None = None) -> Ending:
-        """Do it; without a display progress is logged on standard output."""
+        """Do it."""
         if self.threads is not None:
             import torch
 
             torch.set_num_threads(self.threads)
         try:
-            with contextlib.ExitStack() as stack:
-                if display is None:
-                    from dessilbi.lab.training.terminal import TerminalDisplay
-
-                    display = stack.enter_context(TerminalDisplay())
-                self.work(self.config, self.options, display)
+            self.work(self.config, self.options, display or Silent())
         except Busy as other:
             return Ending(BUSY, str(other))
         except Interrupted as stop:
@@ -83,12 +75,6 @@ class JobSpec:
             traceback.print_exc()
             return Ending(FAILED, f"{type(error).__name__}: {error}")
         return Ending(DONE)
-
-    def checkpoint(self, *arguments: Any, **options: Any) -> Any:
-        """Asked by submitit before the time limit: the same again, which resumes the run."""
-        from submitit.helpers import DelayedSubmission
-
-        return DelayedSubmission(self, *arguments, **options)
 
 
 class Executor:
@@ -99,7 +85,7 @@ class Executor:
 
     def start(self, key: str, spec: JobSpec) -> Poll:
         """Start a run; returns what tells how it ended."""
-        ending = spec(Silent())
+        ending = spec()
         return lambda: ending
 
     def stop(self) -> None:
@@ -159,77 +145,8 @@ def _logged(spec: JobSpec, log: Path) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=stop_when_orphaned, daemon=True).start()
-    ending = spec()
+    with TerminalDisplay() as display:
+        ending = spec(display)
     if ending.words:
         print(ending.words, flush=True)
     raise SystemExit(ending.code)
-
-
-@dataclass
-class Cluster(Executor):
-    """Jobs through submitit: SLURM, or its local executor.
-
-    Args:
-        width: jobs at a time.
-        folder: where submitit keeps its files; every node must see it, and the runs.
-        kind: ``slurm`` or ``local``.
-        parameters: for submitit, such as ``slurm_partition``, ``timeout_min``, which SLURM needs,
-            or ``slurm_max_num_timeout``: how often a job that ran out of time is queued again.
-
-    Raises:
-        ConfigError: there is no submitit or no such cluster here, or a parameter is wrong.
-    """
-
-    width: int
-    folder: Path
-    kind: str = "slurm"
-    parameters: Mapping[str, Any] = field(default_factory=dict)
-    _submitted: list[Any] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        try:
-            import submitit
-        except ModuleNotFoundError as error:
-            raise ConfigError(
-                "runs on a cluster need the package submitit: pip install 'dessilbi[cluster]'"
-            ) from error
-        limits = {"timeout_min", "slurm_timeout_min", "slurm_time"}
-        if self.kind == "slurm" and not limits & set(self.parameters):
-            raise ConfigError(
-                "a time limit is needed, as --slurm timeout_min=600: "
-                "without one submitit ends every job after 5 minutes"
-            )
-        # The one setting that submitit takes when the executor is made, and not later.
-        retries = {n: v for n, v in self.parameters.items() if n.endswith("_max_num_timeout")}
-        others = {n: v for n, v in self.parameters.items() if n not in retries}
-        try:
-            self._executor = submitit.AutoExecutor(self.folder, self.kind, **retries)
-            self._executor.update_parameters(**{"name": "dessilbi", **others})
-        except (AssertionError, NameError, RuntimeError) as error:  # what submitit has for mistakes
-            reason = str(error).splitlines()[0]
-            raise ConfigError(f"submitit cannot run jobs on {self.kind!r}: {reason}") from error
-
-    def start(self, key: str, spec: JobSpec) -> Poll:
-        """Submit a job; one that is preempted is queued again and goes on."""
-        self._submitted.append(self._executor.submit(spec))
-        return partial(ending_of, self._submitted[-1])
-
-    def stop(self) -> None:
-        """Cancel; jobs end when the scheduler gets to them, and keep their last checkpoint."""
-        for job in self._submitted:
-            if not job.done():
-                job.cancel()
-
-
-def ending_of(job: Any) -> Ending | None:
-    """How a submitted job ended, as soon as it has."""
-    if not job.done():
-        return None
-    where = f"(job {job.job_id}, log: {job.paths.stderr})"
-    try:
-        code, words = job.result()
-    except Exception as error:  # submitit has many: the job died, was cancelled, never began
-        words = f"{type(error).__name__}: {error}".strip().splitlines()[-1]
-        return Ending(FAILED, f"{words} {where}")
-    # One job was told to end, by the cluster or by its user, not the sweep.
-    return Ending(PREEMPTED if code == INTERRUPTED else code, f"{words} {where}")

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 from typing import TYPE_CHECKING, Any
 
 from dessilbi.lab.run.config import Config
 from dessilbi.lab.run.files import ENVIRONMENT
-from dessilbi.paper.recipe import SCALES
-from dessilbi.paper.recipes import RECIPES
 from dessilbi.paper.results import Record, Results
 from dessilbi.paper.sweep import FINISHED, Sweep
 
@@ -48,18 +45,8 @@ def reproduce(
 
     A result that is there stays when its run is made again and fails.
 
-    Args:
-        recipe: what to reproduce.
-        scale: how large.
-        executor: where runs happen.
-        options: folders and device of the runs.
-        folder: where the results are kept.
-        seeds: number of seeds; by default the scale's.
-        threads: threads of each run.
-        reuse: take what is in the results as done, even where the run directories are gone.
-        only: leave out the runs whose key does not contain this.
-        log: is given a line for whatever happens.
-        failed: is given the key of each run that failed, could not be measured or was skipped.
+    The options are those of the command; ``log`` is given a line for whatever happens, ``failed``
+    the key of each run that failed, could not be measured or was skipped.
 
     Raises:
         Interrupted: stopped; the same call goes on.
@@ -160,8 +147,8 @@ def _environment(run: RunDir) -> dict[str, Any]:
 
 
 def publish(recipe: Recipe, results: Results, out: Path, options: RunOptions) -> list[Path]:
-    """Write tables (Markdown, CSV, LaTeX) and figures (PNG, SVG) of what is there so far."""
-    files = [file for table in recipe.tables(results) for file in table.write(out)]
+    """Write tables (Markdown) and figures (PNG, SVG) of what is there so far."""
+    files = [table.write(out) for table in recipe.tables(results)]
     try:
         return files + recipe.draw(results, out, options)
     except ModuleNotFoundError as error:
@@ -180,53 +167,3 @@ def state(recipe: Recipe, results: Results) -> str:
         f"{results.done} of {planned} runs done{more}; "
         f"seeds {', '.join(map(str, results.seeds)) or 'none'}"
     )
-
-
-def command(recipe: Recipe, results: Results) -> str:
-    """What was asked for last, to be typed again."""
-    text = f"dessilbi reproduce {recipe.name} --scale {results.scale}"
-    if results.planned in (0, len(recipe.jobs(results.scale))):
-        return text
-    counts = itertools.count(1)
-    enough = (n for n in counts if len(recipe.jobs(results.scale, n)) >= results.planned)
-    return f"{text} --seeds {next(enough)}"
-
-
-def markdown(recipe: Recipe, results: Results) -> str:
-    """All tables of a recipe with what was cut and on what it ran."""
-    head = [f"`{command(recipe, results)}`: {state(recipe, results)}."]
-    if results.cuts:
-        head.append("Cut: " + "; ".join(results.cuts) + ".")
-    if facts := results.environment:
-        head.append(
-            f"Run with torch {facts.get('packages', {}).get('torch', '?')} on "
-            f"{facts.get('device', '?')}, {facts.get('cores', '?')} cores, "
-            f"{facts.get('threads', '?')} threads a run."
-        )
-    tables = [table.markdown() for table in recipe.tables(results)]
-    return "\n\n".join(["\n".join(head), *tables]).rstrip() + "\n"
-
-
-def refresh_docs(file: Path, folder: Path) -> int:
-    """Put the tables of all results into their places in a Markdown file; returns how many.
-
-    A place is a pair of comments: ``<!-- results: table-mnist-paper -->`` and ``<!-- end of results
-    -->``. Where nothing was run the text between them says so.
-    """
-    count = 0
-
-    def fill(match: re.Match[str]) -> str:
-        nonlocal count
-        name, _, scale = match[2].rpartition("-")
-        if name not in RECIPES or scale not in SCALES:
-            raise ValueError(f"{file} has a place for {match[2]!r}, which is no recipe and scale")
-        source = results_file(folder, name, scale)
-        body = "Not run yet.\n"
-        if source.is_file():
-            body = markdown(RECIPES[name], Results.load(source, name, scale))
-            count += 1
-        return f"{match[1]}\n{body}{match[3]}"
-
-    place = r"(<!-- results: ([\w.-]+) -->).*?(<!-- end of results -->)"
-    file.write_text(re.sub(place, fill, file.read_text(), flags=re.DOTALL))
-    return count

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dessilbi._disk import write_whole
-from dessilbi.lab.run.directory import RunError
+from dessilbi.lab.run.directory import clear_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,11 +72,11 @@ class Results:
 
         Other processes wait meanwhile, so that several may run parts of one recipe.
         """
-        with _clear_errors(file):
+        with clear_errors(file, "--results"):
             file.parent.mkdir(parents=True, exist_ok=True)
             lock = file.with_name(".lock").open("w")
         with lock:
-            with _clear_errors(file):
+            with clear_errors(file, "--results"):
                 fcntl.flock(lock, fcntl.LOCK_EX)
             results = cls.load(file, recipe, scale)
             yield results
@@ -91,7 +91,7 @@ class Results:
         ]
         # A line a run: a new result is a line in a diff.
         body = json.dumps(head, indent=1)[:-2] + ',\n "records": {\n' + ",\n".join(records)
-        with _clear_errors(file):
+        with clear_errors(file, "--results"):
             write_whole(file, (body + "\n }\n}\n").encode())
 
     @property
@@ -129,14 +129,3 @@ class Results:
         factor = 100.0 if name == "density" else 1.0
         courses = [r.values["curves"].get(name) for r in self.learned(**labels)]
         return [[factor * value for value in course] for course in courses if course]
-
-
-@contextmanager
-def _clear_errors(file: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise RunError(
-            f"cannot write {file}: {error.strerror}; the runs are kept, "
-            "so the same command goes on when that is mended, or with another --results"
-        ) from error

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections import Counter, deque
+from collections import deque
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -21,7 +21,7 @@ from dessilbi.lab.run.options import RunOptions
 from dessilbi.lab.training.errors import Interrupted
 from dessilbi.lab.training.loop import train
 from dessilbi.lab.training.stop_request import StopRequest
-from dessilbi.paper.executors import BUSY, DONE, INTERRUPTED, PREEMPTED, JobSpec
+from dessilbi.paper.executors import BUSY, DONE, INTERRUPTED, JobSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from dessilbi.paper.executors import Executor, Poll, Work
 
 Label = str | int | float
-ATTEMPTS = 2
 BUSY_SECONDS = 2.0
 MOMENT = 0.05
 FINISHED = "was finished before"
@@ -84,17 +83,11 @@ class _Running(NamedTuple):
 class Sweep:
     """Runs jobs, several at a time.
 
-    A job that fails is tried once more when the others have been started; if it fails again, it is
-    reported and the jobs that need it are skipped. The others go on.
+    A job that fails is reported, and the jobs that need it are skipped. The others go on, and the
+    next sweep tries it again.
 
-    Args:
-        jobs: what to run, with all that they need.
-        executor: where.
-        options: folders and device of the runs.
-        threads: threads of each run.
-        log: is given a line for whatever happens.
-        ended: is called after each job, with its outcome.
-        report_seconds: how often a line tells the progress while nothing happens.
+    ``log`` is given a line for whatever happens, every ``report_seconds`` one with the progress;
+    ``ended`` is called after each job, with its outcome.
     """
 
     def __init__(
@@ -115,8 +108,7 @@ class Sweep:
         # What was finished before comes first: its results are then there while the others run.
         self._waiting = deque(sorted(jobs, key=lambda job: not self._finished(job, job.config)))
         self._running: list[_Running] = []
-        self._attempts = Counter[str]()
-        self._not_before: dict[str, float] = {}
+        self._held: set[str] = set()
 
     def run(self) -> dict[str, Outcome]:
         """Until every job is done, has failed, or cannot run; returns the outcomes by key.
@@ -154,7 +146,7 @@ class Sweep:
             needs = {key: self.outcomes.get(key) for key in job.needs}
             lost = [key for key, outcome in needs.items() if outcome and outcome.run is None]
             ready = None not in needs.values()
-            if (ready or lost) and self._not_before.get(job.key, 0) <= time.monotonic():
+            if ready or lost:
                 self._waiting.remove(job)
                 if lost:
                     self._settle(job, Outcome("skipped", message=f"needs {lost[0]}, which failed"))
@@ -164,7 +156,6 @@ class Sweep:
         return False
 
     def _start(self, job: Job) -> None:
-        self._attempts[job.key] += 1
         began = time.monotonic()
         try:
             config = job.config
@@ -174,12 +165,12 @@ class Sweep:
             if self._finished(job, config):
                 self._settle(job, Outcome("done", run, message=FINISHED))
                 return
-            if self._attempts[job.key] == 1 and job.key not in self._not_before:
+            if job.key not in self._held:
                 self.log(f"started {job.key}")
             spec = JobSpec(config, self.options, job.work, self.threads)
             poll = self.executor.start(job.key, spec)
         except Exception as error:  # a subnetwork that cannot be made must not stop the sweep
-            self._failed(job, f"{type(error).__name__}: {error}")
+            self._settle(job, Outcome("failed", message=f"{type(error).__name__}: {error}"))
             return
         self._running.append(_Running(job, config, run, poll, began))
 
@@ -195,26 +186,16 @@ class Sweep:
                 self._settle(one.job, Outcome("done", one.run, time.monotonic() - one.began))
             elif ending.code == INTERRUPTED:
                 raise Interrupted(STOPPED)
-            elif ending.code in (BUSY, PREEMPTED):  # for later, as if it had not been started
-                self._attempts[key] -= 1
+            elif ending.code == BUSY:  # for later, as if it had not been started
                 self._waiting.append(one.job)
-                if ending.code == PREEMPTED:
-                    self.log(f"{key}: was asked to end, and is saved; queued again")
-                elif key not in self._not_before:
+                if key not in self._held:
                     self.log(f"{key}: another process works on it; will look again")
-                if ending.code == BUSY:
-                    self._not_before[key] = time.monotonic() + BUSY_SECONDS
+                self._held.add(key)
+                time.sleep(BUSY_SECONDS)
             else:
-                self._failed(one.job, ending.words)
+                self._settle(one.job, Outcome("failed", message=ending.words))
             return True
         return False
-
-    def _failed(self, job: Job, why: str) -> None:
-        if self._attempts[job.key] < ATTEMPTS:
-            self.log(f"FAILED {job.key}: {why}; will try once more")
-            self._waiting.append(job)
-        else:
-            self._settle(job, Outcome("failed", message=why))
 
     def _settle(self, job: Job, outcome: Outcome) -> None:
         self.outcomes[job.key] = outcome

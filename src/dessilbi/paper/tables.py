@@ -1,9 +1,7 @@
-"""Tables of ours against the paper's, as Markdown, CSV and LaTeX."""
+"""Tables of ours against the paper's, as Markdown."""
 
 from __future__ import annotations
 
-import csv
-import io
 import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,12 +14,7 @@ if TYPE_CHECKING:
     from dessilbi.paper.results import Results
     from dessilbi.paper.sweep import Label
 
-CSV_HEADER = (
-    "row", "setting", "mean", "spread", "seeds", "collapsed", "paper", "paper_spread", "difference"
-)  # fmt: skip
 HEADER = ("", "setting", "ours", "seeds", "paper", "difference", "outside")
-LATEX = {"±": r"$\pm$", "\\": r"\textbackslash{}", "~": r"\textasciitilde{}"}
-LATEX |= {character: "\\" + character for character in "&%$#_{}"}
 
 
 @dataclass(frozen=True)
@@ -130,38 +123,9 @@ class Table:
         notes = "".join(f"\n- {note}" for note in self.remarks())
         return f"**{self.title}**\n\n{text}\n{notes}\n"
 
-    def csv(self) -> str:
-        """Full precision, for other programs."""
-        out = io.StringIO()
-        writer = csv.writer(out, lineterminator="\n")
-        writer.writerow(CSV_HEADER)
-        for c in self.cells:
-            counts = (len(c.ours), c.collapsed)
-            paper = (c.theirs, c.their_spread, c.difference)
-            writer.writerow([c.row, c.column, c.mean, c.spread, *counts, *paper])
-        return out.getvalue()
-
-    def latex(self) -> str:
-        """A tabular with its caption."""
-        escape = str.maketrans(LATEX)
-        caption = " ".join([f"{self.title}.", *self.remarks()]).translate(escape)
-        header, *body = (
-            " & ".join(text.translate(escape) for text in line) + r" \\" for line in self.lines()
-        )
-        rule = r"\hline"
-        return "\n".join(
-            [
-                "\\begin{table}\n\\centering\n\\begin{tabular}{llrlrrl}",
-                *(rule, header, rule, *body, rule),
-                "\\end{tabular}\n\\caption{" + caption + "}\n\\end{table}\n",
-            ]
-        )
-
-    def write(self, folder: Path) -> list[Path]:
-        """Write all three files; returns them."""
+    def write(self, folder: Path) -> Path:
+        """Write it to a file; returns that."""
         folder.mkdir(parents=True, exist_ok=True)
-        files = []
-        for suffix, text in (("md", self.markdown()), ("csv", self.csv()), ("tex", self.latex())):
-            files.append(folder / f"{self.name}.{suffix}")
-            files[-1].write_text(text)
-        return files
+        file = folder / f"{self.name}.md"
+        file.write_text(self.markdown())
+        return file

@@ -21,13 +21,7 @@ def guided_gradients(model: nn.Module, layer: str, image: Tensor) -> Tensor:
     Springenberg, Dosovitskiy, Brox, Riedmiller: Striving for Simplicity. 2014. Backwards through a
     ReLU, only positive gradients pass, beside the ReLU's own rule that its input was positive.
 
-    Args:
-        model: the network.
-        layer: name of one of its modules.
-        image: one image, channels x height x width.
-
-    Returns:
-        Filters x channels x height x width.
+    Of one image, channels x height x width; returns filters x channels x height x width.
     """
 
     def clip(module: nn.Module, inputs: Any, outputs: Any) -> tuple[Tensor, ...]:
@@ -77,13 +71,13 @@ def maximised(
         shape: of an image, channels x height x width.
         steps: of the ascent.
         lr: length of a step, relative to the image's norm.
-        rms: root mean square of an image's pixels. It should be that of the images the network was
-            trained on (a third for digits between 0 and 1): in much smaller ones biases decide, no
-            ReLU may be active, and there is nothing to ascend.
+        rms: root mean square of an image's pixels, as that of the images the network was trained on
+            (a third for digits between 0 and 1): in much smaller ones biases decide, no ReLU may be
+            active, and there is nothing to ascend.
         seed: of the images that the ascent begins with.
 
     Returns:
-        Filters x channels x height x width; zero for a filter that no image was found to excite.
+        An image a filter; zero for a filter that none was found to excite.
     """
     model, maps_of = _watched(model, layer)
     generator = torch.Generator().manual_seed(seed)

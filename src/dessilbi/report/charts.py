@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import combinations
 from typing import TYPE_CHECKING, Any, Literal
 
 from dessilbi.path import SolutionPath
-from dessilbi.report.overlap import between_runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from dessilbi.lab.run.files import CompactRecord
     from dessilbi.report.run_data import RunData
 
 
@@ -21,16 +18,14 @@ class Series:
     """A curve, or loose points."""
 
     label: str
-    run: int | None
-    """Index of its run; ``None`` if it is of several."""
+    run: int
+    """Index of its run."""
     x: Sequence[float]
     y: Sequence[float]
     colour: str
-    """Name in the style sheet, and in :data:`dessilbi.report.style.PALETTE`."""
+    """Name in the style sheet, and in :data:`dessilbi.report.drawings.PALETTE`."""
     dash: Literal["solid", "dashed", "dotted", "none"] = "solid"
     mark: Literal["", "dot", "disc", "square"] = ""
-    words: list[list[str]] | None = None
-    """What the page says of each point."""
     epochs: list[int] | None = None
     """Of each point, where x is something else."""
 
@@ -65,7 +60,6 @@ def charts_of(runs: Sequence[RunData]) -> dict[str, list[Chart]]:
         "augmented": [
             _of_paths(runs, "augmented loss L + ‖W − Γ‖² / 2ν", SolutionPath.augmented_loss)  # noqa: RUF001
         ],
-        "between": [_between(runs)],
     }
     return {key: charts for key, charts in found.items() if any(c.series for c in charts)}
 
@@ -141,44 +135,20 @@ def _offers(
     if run.frontier is not None and run.frontier.points:
         points = sorted(run.frontier.points, key=lambda p: p.density)
         x, y = [factor * getattr(p, size) for p in points], [p.accuracy for p in points]
-        words = [
-            [f"density {100 * p.density:.2f} %", f"{p.parameters:,} parameters",
-             f"{p.macs:,.0f} multiply-adds", f"accuracy {p.accuracy:.2f} %"]
-            for p in points
-        ]  # fmt: skip
         label = _label(runs, i, "every budget")
-        yield run.frontier.judged_on, Series(label, i, x, y, colour, mark="disc", words=words)
+        yield run.frontier.judged_on, Series(label, i, x, y, colour, mark="disc")
     rows = [r for r in run.records if r.get("density") and r.get("recalibrated_accuracy")]
     if rows and run.path is not None and size == "density":
         x, y = [100 * r["density"] for r in rows], [r["recalibrated_accuracy"] for r in rows]
-        epochs = [r["epoch"] for r in rows]
-        words = [
-            [f"epoch {e}", f"density {a:.2f} %", f"accuracy {b:.2f} %"]
-            for e, a, b in zip(epochs, x, y, strict=True)
-        ]
         label, own = _label(runs, i, "support, by epoch"), "run-1" if len(runs) == 1 else colour
-        yield run.judged_on, Series(label, i, x, y, own, "dashed", "dot", words, epochs)
+        epochs = [r["epoch"] for r in rows]
+        yield run.judged_on, Series(label, i, x, y, own, "dashed", "dot", epochs)
     made = [c for c in run.compacts if None not in (c.accuracy, getattr(c, size))]
     for data in dict.fromkeys(c.judged_on for c in made):
         chosen = [c for c in made if c.judged_on == data]
         x, y = [factor * getattr(c, size) for c in chosen], [c.accuracy or 0.0 for c in chosen]
-        words, label = [_compact_words(c) for c in chosen], _label(runs, i, "compact network")
-        yield data, Series(label, i, x, y, colour, "none", "square", words)
-
-
-def _compact_words(c: CompactRecord) -> list[str]:
-    by = "" if c.recalibrated else ", BatchNorm as in the run"
-    fewer = c.dense_parameters / max(c.parameters, 1)
-    return [
-        c.chosen,
-        f"accuracy {c.accuracy or 0:.2f} %{by}",
-        f"{c.parameters:,} parameters ({fewer:.1f}x fewer)",
-        f"{c.bytes / 1000:.1f} kB instead of {c.dense_bytes / 1000:.1f}",
-        *(
-            f"batch {batch}: {small:.3g} ms instead of {dense:.3g} ({dense / small:.2f}x)"
-            for batch, dense, small in c.latency
-        ),
-    ]
+        label = _label(runs, i, "compact network")
+        yield data, Series(label, i, x, y, colour, "none", "square")
 
 
 def _enough(run: RunData) -> str:
@@ -205,16 +175,3 @@ def _of_paths(
         if found:
             series.append(Series(run.name, i, list(found), list(found.values()), run_colour(i)))
     return Chart(name, name, series, log="y", floor=0)
-
-
-def _between(runs: Sequence[RunData]) -> Chart:
-    """Overlap of supports between runs."""
-    series = []
-    for (i, a), (j, b) in combinations(enumerate(runs), 2):
-        if a.path is not None and b.path is not None:
-            shares = between_runs(a.path, b.path)
-            x, y = list(shares), [100 * share for share in shares.values()]
-            if x:
-                series.append(Series(f"{a.name} and {b.name}", None, x, y, run_colour(i + j)))
-    ylabel = "weights in both over weights in either, %"
-    return Chart("Support overlap between runs", ylabel, series, unit="\u00a0%", floor=0)

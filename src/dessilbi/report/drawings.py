@@ -1,42 +1,76 @@
-"""Panels as printed figures, one function a panel."""
+"""Panels as printed figures, one function a panel, for columns and pages of a paper."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dessilbi._style import OKABE_ITO
 from dessilbi.report.filters import best_layer, short, unit_word
-from dessilbi.report.pictures import entry_map, entry_picture, mosaic, overlap_picture
-from dessilbi.report.style import (
-    COLUMN,
-    INSIDE,
-    OUTSIDE,
-    PAGE,
-    PALETTE,
-    new_figure,
-    whole_epochs,
-)
+from dessilbi.report.pictures import entry_map, entry_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
-    from numpy.typing import NDArray
 
     from dessilbi.path import SolutionPath
     from dessilbi.report.charts import Chart
     from dessilbi.report.filters import Filters
-    from dessilbi.report.pictures import Pixels
     from dessilbi.report.run_data import RunData
+
+INSIDE, OUTSIDE = "#1f5fbf", "#c8442f"
+RUNS = (*OKABE_ITO, "#555555")
+"""The first run is the one looked at."""
+PALETTE = {"ink": "#1c1d20", "inside": INSIDE} | {f"run-{i}": c for i, c in enumerate(RUNS)}
+"""Colours by their names in the style sheet of the page."""
+COLUMN, PAGE = 3.35, 6.9
+"""Inches: the width of one column and of a page of two."""
+
+STYLE: dict[Any, Any] = {
+    "font.size": 8,
+    "font.family": "sans-serif",
+    "axes.titlesize": 8,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.6,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.alpha": 0.25,
+    "grid.linewidth": 0.5,
+    "lines.linewidth": 1.1,
+    "legend.frameon": False,
+    "legend.fontsize": 7,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "svg.fonttype": "none",  # text stays text: small, and can be searched
+    "svg.hashsalt": "dessilbi",  # equal runs make equal files
+    "pdf.fonttype": 42,
+}
 
 _LINES = {"solid": "-", "dashed": "--", "dotted": ":", "none": ""}
 _MARKS = {"": "", "dot": ".", "disc": "o", "square": "s"}
 _MANY = 4000
 """Line segments, beyond which they become pixels in an SVG or PDF."""
-_SHOWN = 32
-"""Filters as images in a printed figure, and bars of a layer that are numbered."""
-_ACROSS = 8
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """A figure that belongs to no window."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def whole_epochs(axes: Axes) -> None:
+    """Ticks at whole epochs."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.set_xlabel("epoch")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
 
 
 def chart(described: Chart) -> Figure:
@@ -106,6 +140,9 @@ def paths(run: RunData, layer: str | None = None) -> Figure:
 
 def entries(run: RunData) -> Figure:
     """Every filter of the net against epochs, coloured by the epoch of its entry."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+
     path, filters, _ = _of(run, None)
     last = path.epochs[-1]
     picture = np.concatenate([entry_picture(filters, one.name, last) for one in path.layers])
@@ -114,7 +151,8 @@ def entries(run: RunData) -> Figure:
     axes.set_facecolor("#e8e8e8")
     extent = (path.epochs[0] - 0.5, last + 0.5, len(picture), 0)
     axes.imshow(picture, aspect="auto", extent=extent, interpolation="nearest")
-    _colour_bar(figure, axes, entry_map(), max(last, 1), "epoch of entry")
+    scale = ScalarMappable(Normalize(0, max(last, 1)), entry_map())
+    figure.colorbar(scale, ax=axes, label="epoch of entry", pad=0.02)
     slices = [filters.rows(layer.name) for layer in path.layers]
     for rows in slices[1:]:
         axes.axhline(rows.start, color="white", linewidth=0.6)
@@ -125,109 +163,6 @@ def entries(run: RunData) -> Figure:
     axes.set_title("Who entered when")
     whole_epochs(axes)
     return figure
-
-
-def next_to_enter(run: RunData, layer: str | None = None) -> Figure | None:
-    """||V_g|| over lambd at the last epoch, filter by filter; of tied ones the joint norm."""
-    path, filters, name = _of(run, layer)
-    rows = filters.rows(name)
-    ratio = filters.joint[-1, rows] / filters.threshold[rows]
-    if not np.isfinite(ratio).any():
-        return None
-    order = np.argsort(-ratio)
-    colours = np.where(filters.inside[-1, rows][order] > 0, INSIDE, OUTSIDE)
-    figure = new_figure(COLUMN, 2.4)
-    axes = figure.add_subplot()
-    axes.bar(np.arange(len(order)), ratio[order], color=list(colours), width=0.8)
-    axes.axhline(1, color="black", linewidth=0.8)
-    numbered = order if len(order) <= _SHOWN else order[:0]
-    axes.set_xticks(np.arange(len(numbered)), [str(i) for i in numbered], fontsize=5)
-    axes.grid(visible=False, axis="x")
-    axes.set_xlabel(f"{unit_word(path.layer(name))}s of {short(name)}, nearest first")
-    axes.set_ylabel("joint ||V|| / lambd" if name in filters.partners else "||V|| / lambd")
-    axes.set_title(f"Who is next, after epoch {path.epochs[-1]}")
-    return figure
-
-
-def densities(run: RunData) -> Figure | None:
-    """Density of every layer."""
-    found = run.last.get("densities")
-    if run.path is not None:
-        last = run.path.epochs[-1]
-        found = {layer.name: run.path.density(last, layer.name) for layer in run.path.layers}
-    if not isinstance(found, dict) or not found:
-        return None
-    figure = new_figure(COLUMN, 0.9 + 0.16 * len(found))
-    axes = figure.add_subplot()
-    heights = np.arange(len(found))
-    axes.barh(heights, [100 * float(v) for v in found.values()], color=INSIDE, height=0.65)
-    axes.set_yticks(heights, [short(str(name)) for name in found])
-    axes.invert_yaxis()
-    axes.set_xlim(0, 100)
-    axes.set_xlabel("density, % of the layer's weights")
-    axes.grid(visible=False, axis="y")
-    axes.set_title(f"Density by layer after epoch {run.done}")
-    return figure
-
-
-def filter_images(run: RunData, layer: str | None = None) -> Figure | None:
-    """W and Gamma at the last kept epoch."""
-    from matplotlib.colors import to_rgba_array
-
-    if not run.checkpoints:
-        return None
-    path, filters, name = _of(run, layer)
-    kept = run.checkpoints[-1]
-    if name not in kept.images:
-        name = next(iter(kept.images))
-    order = filters.order(name)[:_SHOWN]
-    snapshot = path.epochs.index(kept.epoch)
-    inside = filters.inside[snapshot, filters.rows(name)][order]
-    frames = 255 * to_rgba_array([INSIDE if share else OUTSIDE for share in inside])
-    figure = new_figure(PAGE, 0.5 + 0.42 * -(-len(order) // _ACROSS))
-    for side, (what, pictures) in enumerate(kept.images[name].items()):
-        axes = figure.add_subplot(1, 2, side + 1)
-        axes.imshow(mosaic(_framed(pictures[order], frames), _ACROSS), interpolation="none")
-        axes.set_axis_off()
-        axes.set_title(f"{what} of {short(name)}, epoch {kept.epoch}")
-    return figure
-
-
-def _framed(pictures: Pixels, colours: NDArray[np.float64]) -> Pixels:
-    """Pictures enlarged in frames of a colour each, with room around them."""
-    _, height, width, _ = pictures.shape
-    factor = -(-48 // max(height, width))
-    large = pictures.repeat(factor, axis=1).repeat(factor, axis=2)
-    large[:, [0, 1, -2, -1]] = colours[:, None, None]
-    large[:, :, [0, 1, -2, -1]] = colours[:, None, None]
-    return np.pad(large, ((0, 0), (3, 3), (3, 3), (0, 0)))
-
-
-def overlap(run: RunData) -> Figure | None:
-    """Overlap of the supports of every two epochs."""
-    found = run.overlap
-    if found is None:
-        return None
-    figure = new_figure(COLUMN, 2.8)
-    axes = figure.add_subplot()
-    ends = (found.epochs[0] - 0.5, found.epochs[-1] + 0.5)
-    axes.imshow(overlap_picture(found.shares), extent=(*ends, *ends), interpolation="nearest")
-    _colour_bar(figure, axes, "cividis", 100, "overlap, %")
-    axes.grid(visible=False)
-    axes.set_ylabel("epoch")
-    axes.set_title("Support overlap")
-    whole_epochs(axes)
-    return figure
-
-
-def _colour_bar(
-    figure: Figure, axes: Axes, colours: str | Colormap, high: float, label: str
-) -> None:
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import Normalize
-
-    scale = ScalarMappable(Normalize(0, high), colours)
-    figure.colorbar(scale, ax=axes, label=label, pad=0.02)
 
 
 def _of(run: RunData, layer: str | None) -> tuple[SolutionPath, Filters, str]:

@@ -13,7 +13,6 @@ from dessilbi.lab.run.files import FIGURES
 from dessilbi.report import drawings
 from dessilbi.report.charts import charts_of
 from dessilbi.report.run_data import read_runs
-from dessilbi.report.style import STYLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,16 +32,12 @@ def make_figures(runs: Sequence[RunData], layer: str | None = None) -> dict[str,
     makers: dict[str, Callable[[], Figure | None]] = {
         key: partial(drawings.chart, charts[0]) for key, charts in charts_of(runs).items()
     }
-    makers["densities"] = lambda: drawings.densities(shown)
     if shown.path is not None:
         makers |= {
             "paths": lambda: drawings.paths(shown, layer),
             "entries": lambda: drawings.entries(shown),
-            "next": lambda: drawings.next_to_enter(shown, layer),
-            "filters": lambda: drawings.filter_images(shown, layer),
-            "overlap": lambda: drawings.overlap(shown),
         }
-    with mpl.rc_context(STYLE):
+    with mpl.rc_context(drawings.STYLE):
         made = {key: make() for key, make in makers.items()}
     return {key: figure for key, figure in made.items() if figure is not None}
 
@@ -53,7 +48,7 @@ def render(figure: Figure, form: str, dpi: int = 300) -> bytes:
 
     undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
     content = BytesIO()
-    with mpl.rc_context(STYLE):
+    with mpl.rc_context(drawings.STYLE):
         figure.savefig(content, format=form, dpi=dpi, metadata=undated.get(form))
     return content.getvalue()
 

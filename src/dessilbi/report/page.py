@@ -1,7 +1,7 @@
 """The report: one HTML file that needs nothing else, neither a network nor another file.
 
-Text and tables are HTML, and each panel holds a static figure, so that the page can be read without
-JavaScript. Where there is JavaScript the static figures give way to live ones.
+Text and tables are HTML, which can be read without JavaScript; the panels are drawn by the page's
+own script.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -19,20 +20,71 @@ from dessilbi._disk import write_whole
 from dessilbi.lab.run.directory import RunError, clear_errors
 from dessilbi.lab.run.files import REPORT
 from dessilbi.report import tables
-from dessilbi.report.figures import make_figures, render
-from dessilbi.report.panels import PANELS
 from dessilbi.report.payload import make_payload
 from dessilbi.report.run_data import read_runs
 from dessilbi.report.summary import headline, summary
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from importlib.resources.abc import Traversable
 
     from dessilbi.report.run_data import RunData
 
-STILL_DPI = 110
-"""Of what becomes pixels: heat maps, and paths of many filters."""
+
+@dataclass(frozen=True)
+class Panel:
+    """One figure of the page; the script finds it by its key."""
+
+    key: str
+    title: str
+    words: str
+    wide: bool = False
+
+    def html(self) -> str:
+        """The panel, into which the script draws."""
+        return (
+            f'<figure class="panel{" wide" if self.wide else ""}" id="panel-{self.key}" '
+            f'data-key="{self.key}" aria-labelledby="title-{self.key}">'
+            f'<figcaption><h2 id="title-{self.key}">{escape(self.title)}</h2>'
+            f"<p>{escape(self.words)}</p></figcaption></figure>"
+        )
+
+
+PANELS = (
+    Panel("accuracy", "Accuracy",
+          "Of the network as it is trained, of the weights in the support of Gamma alone, and of "
+          "these with BatchNorm recalibrated."),
+    Panel("loss", "Loss", "Cross entropy, in training and held out."),
+    Panel("paths", "Filter paths",
+          "One line a filter. Blue and solid: in the support of Gamma; red and dashed: outside. A "
+          "ring marks the entry.", wide=True),
+    Panel("entries", "Who entered when",
+          "Every filter of the net is a line, from its entry on coloured by the epoch it entered; "
+          "grey is outside.", wide=True),
+    Panel("next", "Who is next to enter",
+          "A filter enters when the norm of its part of V passes lambd."),
+    Panel("densities", "Density by layer",
+          "Share of a layer's weights in the support; the tick is where the run ends."),
+    Panel("filters", "Filters as images",
+          "The weights W and their sparse twin Gamma, in the order of entry.", wide=True),
+    Panel("budgets", "Accuracy against size",
+          "What the run offers for every budget, and where its own support went."),
+    Panel("gap", "Coupling gap", "How far the sparse twin is from the weights."),
+    Panel("augmented", "Augmented loss", "What the training descends: loss and coupling."),
+)  # fmt: skip
+
+
+def panels_of_paths(runs: Iterable[RunData]) -> set[str]:
+    """Panels beside those of curves that one of the runs has something for."""
+    shown: set[str] = set()
+    for run in runs:
+        if run.path is not None:
+            shown |= {"paths", "entries", "next", "densities"}
+        if run.checkpoints:
+            shown.add("filters")
+        if any(record.get("densities") for record in run.records):
+            shown.add("densities")
+    return shown
 
 
 def write_report(runs: Sequence[str | Path], file: str | Path | None = None) -> Path:
@@ -62,8 +114,8 @@ def make_page(runs: Sequence[RunData]) -> str:
     script = page_script()
     first = runs[0]
     title = headline(first) if len(runs) == 1 else f"{len(runs)} runs compared"
-    images = static_figures(runs)
-    panels = [panel.html(images[panel.key]) for panel in PANELS if panel.key in images]
+    shown = values["charts"].keys() | panels_of_paths(runs)
+    panels = [panel.html() for panel in PANELS if panel.key in shown]
     return Template(_read(_pages() / "page.html")).substitute(
         policy=_policy(script),
         title=escape(title),
@@ -77,15 +129,6 @@ def make_page(runs: Sequence[RunData]) -> str:
         arrays=arrays,
         script=script,
     )
-
-
-def static_figures(runs: Sequence[RunData]) -> dict[str, str]:
-    """Figures for where there is no JavaScript, as addresses that hold their content."""
-    return {
-        key: "data:image/svg+xml;base64,"
-        + base64.b64encode(render(figure, "svg", STILL_DPI)).decode()
-        for key, figure in make_figures(runs).items()
-    }
 
 
 def page_script() -> str:
@@ -129,7 +172,7 @@ def _tables(runs: Sequence[RunData]) -> str:
     def of(run: RunData) -> str:
         return f" of {run.name}" if len(runs) > 1 else ""
 
-    open_ones = {"Ours against the paper": tables.paper_table(runs)}
+    open_ones: dict[str, str] = {}
     for run in runs:
         if run.frontier is not None:
             open_ones[f"Every budget{of(run)}"] = tables.budgets_table(run.frontier)

@@ -11,7 +11,7 @@ import numpy as np
 
 from dessilbi.report.charts import charts_of
 from dessilbi.report.filters import best_layer, short, unit_word
-from dessilbi.report.pictures import across, entry_picture, mosaic, overlap_picture, png, words_of
+from dessilbi.report.pictures import across, entry_picture, mosaic, png, words_of
 from dessilbi.report.run_data import finite
 from dessilbi.report.summary import summary
 
@@ -94,16 +94,12 @@ def _recorded_densities(run: RunData) -> dict[str, list[float | None]]:
 
 
 def _path(run: RunData, path: SolutionPath, filters: Filters, block: Block) -> dict[str, Any]:
-    overlap = run.overlap
-    assert overlap is not None
     norms = {name: getattr(filters, name) for name in ("W", "Gamma", "V")}
     if filters.partners:
         norms["joint"] = filters.joint
     exact = ("inside", "entry", "entered", "threshold")
     arrays = {name: block.add_rounded(array) for name, array in norms.items()}
     arrays |= {name: block.add(getattr(filters, name)) for name in exact}
-    arrays["overlap"] = block.add_rounded(overlap.shares)
-    rule = {name: run.config["stop"][name] for name in ("window", "tolerance", "distance")}
     return {
         "arrays": arrays,
         "epochs": list(path.epochs),
@@ -113,9 +109,6 @@ def _path(run: RunData, path: SolutionPath, filters: Filters, block: Block) -> d
         "density": [path.density(e) for e in path.epochs],
         "densities": [[path.density(e, one.name) for one in path.layers] for e in path.epochs],
         "gap": [path.gap(e) for e in path.epochs],
-        "overlap_epochs": list(overlap.epochs),
-        "overlap_image": png(overlap_picture(overlap.shares)),
-        "settled": path.stable_epoch(**rule),
         "checkpoints": [
             {
                 "epoch": kept.epoch,

@@ -1,4 +1,4 @@
-"""Pictures for the page and for printed figures: weights, entries and overlaps as pixels.
+"""Pictures for the page and for printed figures: weights and entries as pixels.
 
 Filters of one or three input channels are shown as they are, three as colours; filters of more are
 their kernels side by side; neurons are their weights in a rectangle, a square one if the inputs are
@@ -112,14 +112,6 @@ def entry_picture(filters: Filters, name: str, last: int) -> Pixels:
     picture: Pixels = np.repeat(colours[:, None, :], share.shape[1], axis=1)
     picture[..., 3] = np.where(share > 0, 255 * (0.35 + 0.65 * share), 0)
     return picture[filters.order(name)]
-
-
-def overlap_picture(shares: NDArray[np.float32]) -> Pixels:
-    """Overlaps of supports, the first epoch at the lower left."""
-    from matplotlib import colormaps
-
-    picture: Pixels = colormaps["cividis"](shares[::-1], bytes=True)
-    return picture
 
 
 def png(pixels: Pixels) -> str:

@@ -6,7 +6,6 @@ import json
 import math
 from collections import Counter
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -26,7 +25,6 @@ from dessilbi.lab.run.files import (
 from dessilbi.path import FormatError, SolutionPath
 from dessilbi.report.checkpoint_images import CheckpointImages, read_checkpoint_images
 from dessilbi.report.filters import Filters, filters_of
-from dessilbi.report.overlap import Overlap, between_epochs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -74,19 +72,10 @@ class RunData:
         marked = self.path.epochs if self.path is not None else ()
         return tuple(sorted({*marked, *(r["epoch"] for r in self.records)}))
 
-    @cached_property
-    def overlap(self) -> Overlap | None:
-        """Of the supports between epochs."""
-        return None if self.path is None else between_epochs(self.path)
-
     @property
     def done(self) -> int:
         """Epochs trained so far."""
         return max(self.epochs, default=0)
-
-    def record(self, epoch: int) -> dict[str, Any]:
-        """What was measured after an epoch; empty if nothing was."""
-        return next((r for r in self.records if r["epoch"] == epoch), {})
 
     @property
     def last(self) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def summary(run: RunData) -> list[str]:
         return [_subnetwork(run, accuracy, run.fixed_mask)]
     sentences = [_result(run, accuracy)]
     if run.path is not None and run.filters is not None:
-        sentences += [_entered(run.path, run.filters), *_enough(run)]
+        sentences += [_entered(run.path, run.filters), *_enough(run), _settled(run, run.path)]
     return sentences
 
 
@@ -115,3 +115,12 @@ def _enough(run: RunData) -> Iterator[str]:
             f"From epoch {near[-1]['epoch']} on, with {_percent(100 * near[-1]['density'], 1)} of "
             f"the weights, the support alone stays within {NEAR:g} point of the dense network."
         )
+
+
+def _settled(run: RunData, path: SolutionPath) -> str:
+    """When the support stopped changing, if it did."""
+    rule = {name: run.config["stop"][name] for name in ("window", "tolerance", "distance")}
+    epoch = path.stable_epoch(**rule)
+    if epoch is None:
+        return "The support has not settled by the run's own rule."
+    return f"By the run's own rule the support settled at epoch {epoch}."

@@ -166,14 +166,3 @@ def commands(run: RunData) -> str:
         options = [str(folder / CONFIG), "--runs", str(folder.parent)]
         lines.append(f"dessilbi train {shlex.join(options)}    # the same, from its configuration")
     return f"<pre>{escape(chr(10).join(lines))}</pre>" if lines else ""
-
-
-def paper_table(runs: Sequence[RunData]) -> str:
-    """Ours against the paper; empty where the paper has no number for any of the runs."""
-    try:
-        from dessilbi.report.published import compare
-    except ImportError:  # a package without the paper's room
-        return ""
-    rows = [{"run": run.name} | row for run in runs for row in compare(run)]
-    caption = "one run each; the paper trains 100 epochs on MNIST and 160 or more on CIFAR-10"
-    return table(rows, caption=caption, kind="") if rows else ""

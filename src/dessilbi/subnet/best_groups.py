@@ -28,7 +28,6 @@ def best_groups(
     size: CompactSize,
     target: float,
     min_groups: int,
-    alive: Sequence[Tensor],
 ) -> list[Tensor]:
     """By layer, which groups stay: taken by their strength until the next one is too large.
 
@@ -40,7 +39,6 @@ def best_groups(
         size: of what stays.
         target: as a fraction of the whole size.
         min_groups: groups of each layer that stay in any case.
-        alive: by layer, which groups may fill what the strongest leave.
     """
     numbers = {layer.name: i for i, layer in enumerate(layers)}
     sets = [[numbers[layer.name] for layer in tied] for tied in tied_sets(layers)]
@@ -73,9 +71,8 @@ def best_groups(
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(ranked[:middle]) else (low, middle - 1)
     kept[ranked[:low]] = True
-    rest = ranked[low:][torch.cat([alive[first] for first, *_ in sets])[ranked[low:]]]
     owner, full = torch.arange(len(sets)).repeat_interleave(counts), set[int]()
-    for group in rest.tolist():
+    for group in ranked[low:].tolist():
         if int(owner[group]) in full:
             continue  # its groups are all of a size
         if fits(torch.tensor([group])):

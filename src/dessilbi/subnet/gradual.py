@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from dessilbi.graph.macs import count_macs_per_weight
+from dessilbi.graph.names import named_weights
 from dessilbi.graph.wrappers import bare_model, bare_optimizer
 from dessilbi.optim.hooks import Attached
 from dessilbi.optim.twin import TwinOptimizer
@@ -120,6 +121,8 @@ class GradualPruning(Attached):
         self._model = model
         self._step = 0
         self._kept: list[tuple[Tensor, Tensor]] = []
+        # By parameter, what was pruned as it last was: to fill the budget a group may come back.
+        self._pruned: dict[str, Tensor] = {}
         self.mask: Mask | None = None
         """What is kept now; ``None`` before the first pruning."""
         self._params, self._layers = ranked_weights(model, opt, param_groups)
@@ -190,6 +193,7 @@ class GradualPruning(Attached):
         last = progress >= self.end and (before < self.end or self._step == 1)
         if last:
             self._hold(self._best(self._ranking(), self.budget))
+            self._pruned.clear()
             if self._twin is not None:
                 self._twin.rest()
         elif due and self.by == "gamma" and self.begin < progress < self.end:
@@ -212,17 +216,25 @@ class GradualPruning(Attached):
         return [rank_shares(one) for one in found] if self.per_layer else found
 
     def _best(self, ranking: Sequence[Tensor], target: float) -> list[Tensor]:
-        # What has left is zero, and stays so.
-        return best_groups(
-            ranking, self._layers, self._size, target, self.min_groups, self._groups_kept()
-        )
+        # What has left is zero, and so comes last.
+        return best_groups(ranking, self._layers, self._size, target, self.min_groups)
 
+    @torch.no_grad()
     def _hold(self, kept: list[Tensor]) -> None:
         weights = {
             layer.name: layer.expand(groups)
             for layer, groups in zip(self._layers, kept, strict=True)
         }
-        self._set_mask(Mask({**weights, **self._size.dependents(kept)}))
+        mask = Mask({**weights, **self._size.dependents(kept)})
+        for name, p in named_weights(self._model).items():
+            if name not in mask:
+                continue
+            stays = mask[name].to(p.device)
+            stayed = torch.ones_like(stays) if self.mask is None else self.mask[name].to(p.device)
+            before = self._pruned.setdefault(name, torch.zeros_like(p))
+            before.copy_(torch.where(stayed & ~stays, p, before))
+            p.copy_(torch.where(stays & ~stayed, before, p))
+        self._set_mask(mask)
 
     def _set_mask(self, mask: Mask) -> None:
         self.mask, self._kept = mask, masked_weights(self._model, mask)
@@ -237,12 +249,14 @@ class GradualPruning(Attached):
         return {
             "step": torch.tensor(self._step),
             **{f"mask.{name}": t for name, t in kept.items()},
+            **{f"pruned.{name}": t for name, t in self._pruned.items()},
             **{f"factor.{name}": t for name, t in factors.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Go on from :meth:`state_dict`."""
         self._step = int(state["step"])
+        self._pruned = {name: t.clone() for name, t in _part(state, "pruned.").items()}
         kept = _part(state, "mask.")
         if kept:
             # In the order of the layers, whatever that of the file is.

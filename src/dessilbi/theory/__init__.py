@@ -1,11 +1,10 @@
 """Convergence you can check: curvature, step bounds, and the Lyapunov function of a run."""
 
-from .bounds import StepBounds, max_lr
+from .bounds import StepBounds, StepVerdict, judge_step, max_lr
 from .history import LyapunovCheck, LyapunovHistory
 from .lipschitz import Curvature, LipschitzEstimate, LipschitzTrack, lipschitz
 from .lyapunov import LyapunovMonitor
 from .plot import draw
-from .verdict import StepVerdict, judge_step
 
 __all__ = [
     "Curvature",

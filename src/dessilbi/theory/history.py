@@ -9,14 +9,12 @@ A row is one step, from Q_k to Q_{k+1}.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from numpy.typing import NDArray
 
     Array = NDArray[np.float64]
@@ -133,25 +131,6 @@ class LyapunovHistory:
             gap_last=float(self.gap[-1]),
             outside=self.outside,
         )
-
-    def save(self, path: str | Path) -> None:
-        """Write a ``.npz`` file."""
-        values: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
-        values["outside"] = np.array(self.outside, dtype=np.str_)
-        with open(path, "wb") as file:
-            np.savez_compressed(file, **values)
-
-    @classmethod
-    def load(cls, path: str | Path) -> LyapunovHistory:
-        """Read what :meth:`save` wrote."""
-        with np.load(path) as file:
-            missing = {f.name for f in fields(cls)} - set(file.files)
-            if missing:
-                raise ValueError(f"{path} holds no Lyapunov history: it lacks {sorted(missing)}")
-            values: dict[str, Any] = {f.name: file[f.name] for f in fields(cls)}
-        values["precision"] = float(values["precision"])
-        values["outside"] = tuple(str(text) for text in values["outside"])
-        return cls(**values)
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ._hessian import Hessian
-from ._lanczos import lanczos, upper_bound
-from .smoothness import nonsmooth_parts
+from ._lanczos import Ends, lanczos, upper_bound
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -18,29 +18,25 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from ._hessian import Batch, LossFn
-    from ._lanczos import Ends
 
 
-@dataclass(frozen=True)
-class Curvature:
-    """Both ends of the Hessian's spectrum at one point."""
+# Operations whose derivative jumps, as autograd calls them (without 'Backward0'), in lower case.
+# ELU, CELU, Huber and smooth L1 have a continuous derivative and are not among them.
+_KINKED = re.compile(
+    r"(leaky)?relu\w*|selu|prelu\w*|rrelu\w*|hardtanh|hardswish|hardsigmoid|hardshrink|softshrink"
+    r"|threshold|abs|sgn|sign|round|floor|ceil|clamp\w*|maximum|minimum|max|min|amax|amin|aminmax"
+    r"|\w*max_?pool\w*|median|kthvalue|topk|sort|l1loss|l1_loss|hingeembedding\w*|marginranking\w*"
+    r"|multimargin\w*|multi_margin\w*"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curvature(Ends):
+    """Both ends of the Hessian's spectrum at one point: its eigenvalues reach at least there."""
 
     label: str
-    largest: float
-    """Largest eigenvalue; the true one is not below."""
-    smallest: float
-    """Smallest eigenvalue; the true one is not above. Negative where the loss is not convex."""
-    residual: float
-    """``||H v - theta v||`` of the end that gives ``lip``: an eigenvalue lies this close to it."""
     upper: float
     """No eigenvalue is larger in absolute value, at the estimate's confidence."""
-    iterations: int
-    """Products H v that it took."""
-
-    @property
-    def lip(self) -> float:
-        """Largest absolute eigenvalue found."""
-        return max(abs(self.largest), abs(self.smallest))
 
 
 @dataclass(frozen=True)
@@ -59,7 +55,7 @@ class LipschitzEstimate:
     images: int
     weight_decay: float
     nonsmooth: tuple[str, ...]
-    """Parts whose derivative jumps: across a kink no Lipschitz constant holds."""
+    """Operations whose derivative jumps: across a kink no Lipschitz constant holds."""
     notes: tuple[str, ...]
     """How layers that behave differently in training were treated."""
 
@@ -154,7 +150,7 @@ class LipschitzTrack:
         )
         count = len(self._points) + 1
         if count == 1:
-            self._nonsmooth = nonsmooth_parts(self._model, hessian.loss())
+            self._nonsmooth = nonsmooth_parts(hessian.loss())
             self._size, self._images = hessian.size, hessian.images
         # A start of its own for each point: one unlucky draw must not spoil all of them.
         generator = torch.Generator().manual_seed(self._seed * 1_000_003 + count)
@@ -173,12 +169,9 @@ class LipschitzTrack:
             enough=enough,
         )
         point = Curvature(
+            **vars(ends),
             label=f"point {count - 1}" if label is None else label,
-            largest=ends.largest,
-            smallest=ends.smallest,
-            residual=ends.residual,
             upper=upper_bound(ends, hessian.size, failure),
-            iterations=ends.iterations,
         )
         self._points.append(point)
         return point
@@ -239,3 +232,25 @@ def _notes(model: nn.Module) -> tuple[str, ...]:
         "Dropout": "Dropout: one mask, drawn once",
     }
     return tuple(text for kind, text in said.items() if kind in kinds)
+
+
+def nonsmooth_parts(loss: Tensor) -> tuple[str, ...]:
+    """The kinked operations that a loss was computed with, as autograd names them.
+
+    A kink inside a custom ``autograd.Function`` or compiled code is not seen.
+    """
+    waiting: list[Any] = [loss.grad_fn]
+    seen: set[Any] = set()
+    found = set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        operation = re.sub(r"Backward\d*$", "", node.name()).lower()
+        if operation == "elu" and node._saved_alpha * node._saved_input_scale != 1:
+            operation = "selu"  # recorded alike; with slope 1 from the left the derivative is whole
+        if _KINKED.fullmatch(operation):
+            found.add(operation.removesuffix("withindices"))
+        waiting += [following for following, _ in node.next_functions]
+    return tuple(sorted(found))

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pathlib import Path
-    from typing import Any
 
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from numpy.typing import NDArray
 
     from .history import LyapunovHistory
 
-_MEASURED, _BOUND, _OTHER = "#2563c9", "#d1495b", "#5a7d2a"
+_MEASURED, _BOUND = {"color": "#2563c9"}, {"color": "#d1495b", "ls": "--"}
+_LOSS, _GAP = {"color": "black", "ls": ":"}, {"color": "#5a7d2a", "ls": "-."}
 
 
 def draw(history: LyapunovHistory, lip: float, path: str | Path | None = None) -> Figure:
@@ -35,62 +33,46 @@ def draw(history: LyapunovHistory, lip: float, path: str | Path | None = None) -
             "draw needs matplotlib: pip install 'dessilbi[report]'", name="matplotlib"
         ) from error
     check = history.check(lip)
-    figure = Figure(figsize=(10, 6.4), layout="constrained")
-    panels = figure.subplots(2, 2)
-    steps = history.step
     alpha, kappa = history.alpha[-1], history.kappa[-1]
+    panels: dict[str, list[tuple[Any, str, dict[str, Any]]]] = {
+        "the Lyapunov function": [
+            (history.F, "$F$", _MEASURED | {"lw": 3.5}),
+            (history.alpha * history.augmented, r"$\alpha\,\bar{L}$", _BOUND),
+            (history.alpha * history.loss, r"$\alpha\,L$", _LOSS),
+        ],
+        "sufficient descent": [
+            (history.descent, "descent of $F$", _MEASURED),
+            (history.descent_bound(lip), r"$\rho\,\|P_{k+1}-P_k\|^2$", _BOUND),
+        ],
+        "towards a critical point": [
+            (history.subgrad, r"$\|H\|$, subgradient of $F$", _MEASURED),
+            (history.error_bound(lip), r"its bound $\rho_1\,\|P_{k+1}-P_k\|$", _BOUND),
+            (history.grad_loss, r"$\|\nabla L(W)\|$", _LOSS),
+            (history.gap, r"$\|W-\Gamma\|$", _GAP),
+        ],
+        "the O(1/K) mean": [
+            (history.average, r"mean of $\|P_{k+1}-P_k\|^2$", _MEASURED),
+            (history.average_bound(lip), r"$F(Q_0)\,/\,(\rho K)$", _BOUND),
+        ],
+    }
+    figure = Figure(figsize=(10, 6.4), layout="constrained")
     figure.suptitle(
         rf"lr = {alpha * kappa:.3g}, $\kappa$ = {kappa:g}, $\nu$ = {history.nu[-1]:g}, "
         f"Lip = {lip:.3g}: F grew in {check.increases} of {check.steps} steps",
         fontsize=11,
     )
-
-    left, right = panels[0]
-    _line(left, steps, history.F, _MEASURED, "$F$", width=3.5)
-    _line(left, steps, history.alpha * history.augmented, _BOUND, r"$\alpha\,\bar{L}$", "--")
-    _line(left, steps, history.alpha * history.loss, "black", r"$\alpha\,L$", ":")
-    wide = history.loss.min() > 0 and history.F.max() > 20 * history.F.min()
-    _dress(left, "the Lyapunov function", log=bool(wide))
-
-    _line(right, steps, history.descent, _MEASURED, "descent of $F$")
-    _line(right, steps, history.descent_bound(lip), _BOUND, r"$\rho\,\|P_{k+1}-P_k\|^2$", "--")
-    _dress(right, "sufficient descent")
-
-    left, right = panels[1]
-    _line(left, steps, history.subgrad, _MEASURED, r"$\|H\|$, subgradient of $F$")
-    _line(
-        left, steps, history.error_bound(lip), _BOUND, r"its bound $\rho_1\,\|P_{k+1}-P_k\|$", "--"
-    )
-    _line(left, steps, history.grad_loss, "black", r"$\|\nabla L(W)\|$", ":")
-    _line(left, steps, history.gap, _OTHER, r"$\|W-\Gamma\|$", "-.")
-    _dress(left, "towards a critical point")
-
-    _line(right, steps, history.average, _MEASURED, r"mean of $\|P_{k+1}-P_k\|^2$")
-    _line(right, steps, history.average_bound(lip), _BOUND, r"$F(Q_0)\,/\,(\rho K)$", "--")
-    _dress(right, "the O(1/K) mean")
-    right.set_xscale("log")
-
+    all_axes = figure.subplots(2, 2).flat
+    for axes, (title, lines) in zip(all_axes, panels.items(), strict=True):
+        for values, label, look in lines:
+            axes.plot(history.step, values, label=label, **{"lw": 1.6, **look})
+        axes.set_title(title, fontsize=10)
+        axes.set_xlabel("step")
+        axes.set_yscale("log", nonpositive="mask")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, fontsize=9)
+    all_axes[-1].set_xscale("log")
+    if history.loss.min() <= 0 or history.F.max() <= 20 * history.F.min():
+        all_axes[0].set_yscale("linear")
     if path is not None:
         figure.savefig(path, dpi=130)
     return figure
-
-
-def _line(
-    axes: Axes,
-    x: NDArray[Any],
-    y: NDArray[Any],
-    color: str,
-    label: str,
-    style: str = "-",
-    width: float = 1.6,
-) -> None:
-    axes.plot(x, y, style, color=color, lw=width, label=label)
-
-
-def _dress(axes: Axes, title: str, *, log: bool = True) -> None:
-    axes.set_title(title, fontsize=10)
-    axes.set_xlabel("step")
-    if log:
-        axes.set_yscale("log", nonpositive="mask")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=9)

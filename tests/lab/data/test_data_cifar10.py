@@ -10,7 +10,8 @@ import torch
 from data_files import CIFAR_CLASSES, binary_batch, png, tiny_cifar, tiny_tree, write_tar
 from PIL import Image
 
-from dessilbi.lab.data import DataError, PadCropFlip, batches, image_files, load_dataset
+from dessilbi.lab.data import DataError, PadCropFlip, batches, image_archive, load_dataset
+from dessilbi.lab.data.load import dataset_info
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*cannot be compared with published ones")
 
@@ -65,7 +66,8 @@ def test_colour_is_normalised_and_augmented_by_default(tmp_path, sets, binary_fi
     data = load_dataset("cifar10", data_dir=tmp_path, dtype=torch.float64)
     x, _ = next(batches(data.test, 4, seed=0, epoch=0, shuffle=False))
     pixels = sets["test_batch"][0].reshape(-1, 3, 32, 32) / 255
-    mean, std = (np.array(v).reshape(3, 1, 1) for v in (data.mean, data.std))
+    info = dataset_info("cifar10")
+    mean, std = (np.array(v).reshape(3, 1, 1) for v in (info.mean, info.std))
     np.testing.assert_allclose(x.numpy(), (pixels - mean) / std, atol=1e-12)
     assert data.augmentation == PadCropFlip(pad=4)
     assert data.classes == CIFAR_CLASSES
@@ -113,7 +115,7 @@ def test_a_truncated_archive(tmp_path, binary_files):
         load_dataset("cifar10", data_dir=tmp_path)
 
 
-# --- image trees -------------------------------------------------------------------------------
+# --- archives of images -------------------------------------------------------------------------
 
 
 def assert_holds_tree(data, tree):
@@ -129,24 +131,33 @@ def tree():
     return tiny_tree()
 
 
-def files_of(tree):
-    return {path: content for path, (content, _) in tree.items()}
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "data").mkdir()
+    return tmp_path / "data"
 
 
-def test_an_image_tree_is_decoded_once(tmp_path, tree, monkeypatch):
-    write_files(tmp_path / "data", files_of(tree))
-    data = load_dataset("cifar10", data_dir=tmp_path / "data")
+def write_tree(folder: Path, tree, **changed: bytes) -> Path:
+    """The archive of a tree."""
+    path = folder / "cifar10-jpeg.tar.gz"
+    write_tar(path, {name: content for name, (content, _) in tree.items()} | changed)
+    return path
+
+
+def test_an_archive_of_images_is_decoded_once(folder, tree, monkeypatch):
+    write_tree(folder, tree)
+    data = load_dataset("cifar10", data_dir=folder)
     assert_holds_tree(data, tree)
     assert "JPEG is lossy" in data.source
     with monkeypatch.context() as patched:
-        patched.setattr(image_files, "_decode", None)
-        again = load_dataset("cifar10", data_dir=tmp_path / "data")
+        patched.setattr(image_archive, "_decode", None)
+        again = load_dataset("cifar10", data_dir=folder)
     assert_holds_tree(again, tree)
     assert again.source == data.source
     changed = np.zeros((32, 32, 3), np.uint8)
     tree["train/cat/0001.png"] = (png(changed), changed)
-    write_files(tmp_path / "data", files_of(tree))
-    assert_holds_tree(load_dataset("cifar10", data_dir=tmp_path / "data"), tree)
+    write_tree(folder, tree)
+    assert_holds_tree(load_dataset("cifar10", data_dir=folder), tree)
 
 
 @pytest.mark.parametrize(
@@ -157,32 +168,29 @@ def test_an_image_tree_is_decoded_once(tmp_path, tree, monkeypatch):
         lambda content: b"not safetensors at all",
     ],
 )
-def test_a_damaged_cache_is_made_again(tmp_path, tree, damage):
-    write_files(tmp_path / "data", files_of(tree))
-    load_dataset("cifar10", data_dir=tmp_path / "data")
+def test_a_damaged_cache_is_made_again(tmp_path, folder, tree, damage):
+    write_tree(folder, tree)
+    load_dataset("cifar10", data_dir=folder)
     (kept,) = (tmp_path / "cache" / "decoded").iterdir()
     good = kept.read_bytes()
     kept.write_bytes(damage(good))
-    assert_holds_tree(load_dataset("cifar10", data_dir=tmp_path / "data"), tree)
+    assert_holds_tree(load_dataset("cifar10", data_dir=folder), tree)
     assert kept.read_bytes() == good
     assert list(kept.parent.iterdir()) == [kept]
 
 
-def test_a_cache_that_cannot_be_written_costs_a_warning(tmp_path, tree, monkeypatch):
-    write_files(tmp_path / "data", files_of(tree))
+def test_a_cache_that_cannot_be_written_costs_a_warning(tmp_path, folder, tree, monkeypatch):
+    write_tree(folder, tree)
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("DESSILBI_CACHE", str(tmp_path / "file"))
     with pytest.warns(UserWarning, match="decoded again next time. Set DESSILBI_CACHE"):
-        data = load_dataset("cifar10", data_dir=tmp_path / "data")
+        data = load_dataset("cifar10", data_dir=folder)
     assert_holds_tree(data, tree)
 
 
-def test_the_archive_of_a_tree_is_order_free_and_safe(tmp_path, tree):
-    folder = tmp_path / "data"
-    folder.mkdir()
-    shuffled = dict(
-        sorted(files_of(tree).items(), key=lambda item: hashlib.md5(item[0].encode()).digest())
-    )
+def test_an_archive_of_images_is_order_free_and_safe(tmp_path, folder, tree):
+    files = {name: content for name, (content, _) in tree.items()}
+    shuffled = dict(sorted(files.items(), key=lambda item: hashlib.md5(item[0].encode()).digest()))
     path = folder / "cifar10-jpeg.tar.gz"
     with tarfile.open(path, "w:gz") as tar:
         for name, content in {"../../evil.txt": b"x", "README": b"x", **shuffled}.items():
@@ -197,14 +205,12 @@ def test_the_archive_of_a_tree_is_order_free_and_safe(tmp_path, tree):
     assert not list(tmp_path.rglob("evil.txt"))
 
 
-def test_jpeg_and_grey_images_become_rgb(tmp_path, tree):
-    files = files_of(tree)
+def test_jpeg_and_grey_images_become_rgb(folder, tree):
     grey = Image.new("L", (32, 32), 200)
     stream = io.BytesIO()
     grey.save(stream, "JPEG", quality=95)
-    files["train/airplane/0000a.JPG"] = stream.getvalue()
-    write_files(tmp_path, files)
-    image = load_dataset("cifar10", data_dir=tmp_path).train.images[1]
+    write_tree(folder, tree, **{"train/airplane/0000a.JPG": stream.getvalue()})
+    image = load_dataset("cifar10", data_dir=folder).train.images[1]
     assert image.shape == (3, 32, 32)
     assert (image.int() - 200).abs().max() <= 2
 
@@ -218,28 +224,26 @@ def test_jpeg_and_grey_images_become_rgb(tmp_path, tree):
         ("train/unicorn/1.png", png(np.zeros((32, 32, 3), np.uint8)), "'unicorn' .* none of the"),
     ],
 )
-def test_bad_images_are_named(tmp_path, tree, path, content, message):
-    write_files(tmp_path, files_of(tree) | {path: content})
+def test_bad_images_are_named(folder, tree, path, content, message):
+    write_tree(folder, tree, **{path: content})
     with pytest.raises(DataError, match=message):
-        load_dataset("cifar10", data_dir=tmp_path)
+        load_dataset("cifar10", data_dir=folder)
 
 
-def test_a_class_without_images_is_named(tmp_path, tree):
-    files = {k: v for k, v in files_of(tree).items() if not k.startswith("test/ship")}
-    write_files(tmp_path, files)
+def test_a_class_without_images_is_named(folder, tree):
+    write_tree(folder, {k: v for k, v in tree.items() if not k.startswith("test/ship")})
     with pytest.raises(DataError, match=r"test/ has no images of ship"):
-        load_dataset("cifar10", data_dir=tmp_path)
+        load_dataset("cifar10", data_dir=folder)
 
 
-def test_a_truncated_tree_archive(tmp_path, tree):
-    path = tmp_path / "cifar10-jpeg.tar.gz"
-    write_tar(path, files_of(tree))
+def test_a_truncated_archive_of_images(folder, tree):
+    path = write_tree(folder, tree)
     path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes())[:5000]))
     with pytest.raises(DataError, match=r"cifar10-jpeg.tar.gz: the archive cannot be read"):
-        load_dataset("cifar10", data_dir=tmp_path)
+        load_dataset("cifar10", data_dir=folder)
 
 
-def test_a_set_of_another_size_warns(tmp_path, tree):
-    write_files(tmp_path, files_of(tree))
+def test_a_set_of_another_size_warns(folder, tree):
+    write_tree(folder, tree)
     with pytest.warns(UserWarning, match=r"20 images in a split; the published set has 50,000"):
-        load_dataset("cifar10", data_dir=tmp_path)
+        load_dataset("cifar10", data_dir=folder)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from data_files import IDX_STEMS, binary_batch, tiny_cifar, write_tar, write_tiny_mnist
 
-from dessilbi.lab.data import DataError, download, load_dataset
+from dessilbi.lab.data import DataError, load_dataset, places
 
 pytest.importorskip("pooch")
 pytestmark = pytest.mark.filterwarnings("ignore:.*cannot be compared with published ones")
@@ -49,7 +49,7 @@ def mirror(tmp_path, monkeypatch):
         ("cifar10", ["cifar-10-binary.tar.gz"]),
     ):
         md5 = {file: hashlib.md5((root / name / file).read_bytes()).hexdigest() for file in files}
-        monkeypatch.setitem(download.SOURCES, name, download.SOURCES[name]._replace(md5=md5))
+        monkeypatch.setitem(places.SOURCES, name, places.SOURCES[name]._replace(md5=md5))
     handler = type("Mirror", (Handler,), {"requests": []})
     server = http.server.ThreadingHTTPServer(
         ("127.0.0.1", 0), functools.partial(handler, directory=root)
@@ -141,5 +141,5 @@ def test_a_folder_that_cannot_be_made(tmp_path, mirror):
 
 
 def test_the_table_has_the_files_that_the_readers_look_for():
-    assert list(download.SOURCES["fashion-mnist"].md5) == [f"{s}.gz" for s in IDX_STEMS]
-    assert {len(md5) for source in download.SOURCES.values() for md5 in source.md5.values()} == {32}
+    assert list(places.SOURCES["fashion-mnist"].md5) == [f"{s}.gz" for s in IDX_STEMS]
+    assert {len(md5) for source in places.SOURCES.values() for md5 in source.md5.values()} == {32}

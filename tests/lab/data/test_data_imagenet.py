@@ -11,6 +11,7 @@ from data_files import png
 from PIL import Image
 
 from dessilbi.lab.data import DataError, PadCropFlip, batches, imagenet, load_dataset
+from dessilbi.lab.data.load import dataset_info
 
 
 class FakeImageFolder:
@@ -118,7 +119,8 @@ def test_splits_classes_and_test_images(folders, torchvision):
     assert y.tolist() == [0, 0, 1]
     image = FakeImageFolder.loader(data.test.paths[0]).resize((256, 256)).crop((16, 16, 240, 240))
     raw = torch.from_numpy(np.array(image)).permute(2, 0, 1).double() / 255
-    mean, std = (torch.tensor(v, dtype=torch.float64).view(3, 1, 1) for v in (data.mean, data.std))
+    info = dataset_info("imagenet")
+    mean, std = (torch.tensor(v, dtype=torch.float64).view(3, 1, 1) for v in (info.mean, info.std))
     torch.testing.assert_close(x[0].double(), (raw - mean) / std, atol=1e-5, rtol=1e-5)
 
 

@@ -9,7 +9,8 @@ from data_files import IDX_STEMS, idx_bytes, write_tiny_mnist
 
 from dessilbi._disk import cache_dir
 from dessilbi.lab.data import DataError, load_dataset, mnist, places
-from dessilbi.lab.data.mnist import _parse_idx, _read_bytes
+from dessilbi.lab.data.errors import read_bytes
+from dessilbi.lab.data.mnist import parse_idx
 
 UNOFFICIAL = "cannot be compared with published ones"
 
@@ -90,18 +91,20 @@ def test_an_incomplete_folder_is_not_enough(tmp_path):
 
 def test_a_file_of_the_other_set_is_refused_by_name(tmp_path, monkeypatch):
     write_tiny_mnist(tmp_path, compress=True)
-    hashes = tuple(
-        hashlib.sha256(gzip.decompress((tmp_path / f"{stem}.gz").read_bytes())).hexdigest()
+    hashes = {
+        stem: hashlib.sha256(gzip.decompress((tmp_path / f"{stem}.gz").read_bytes())).hexdigest()
         for stem in IDX_STEMS
-    )
-    monkeypatch.setitem(mnist.CONTENT, "mnist", hashes)
+    }
+    tiny = places.SOURCES["mnist"]._replace(sha256=hashes)
+    monkeypatch.setitem(places.SOURCES, "mnist", tiny)
     load_dataset("mnist", data_dir=tmp_path)  # now the published set: no warning
     with pytest.raises(DataError, match=r"is train-images-.* of mnist, not .* of fashion-mnist"):
         load_dataset("fashion-mnist", data_dir=tmp_path)
 
 
 def test_right_size_and_wrong_content_is_damage(tmp_path, monkeypatch):
-    monkeypatch.setattr(mnist, "_COUNTS", (30, 30, 10, 10))
+    tiny = dict(zip(IDX_STEMS, (30, 30, 10, 10), strict=True))
+    monkeypatch.setattr(mnist, "COUNTS", tiny)
     write_tiny_mnist(tmp_path, compress=False)
     with pytest.raises(DataError, match=r"train-images.*SHA-256.*Delete it.*--download"):
         load_dataset("mnist", data_dir=tmp_path)
@@ -127,7 +130,7 @@ GOOD = idx_bytes(np.arange(24, dtype=np.uint8).reshape(2, 3, 4))
 
 
 def read_idx(path, dimensions):
-    return _parse_idx(_read_bytes(path), path, dimensions)
+    return parse_idx(read_bytes(path), path, dimensions)
 
 
 @pytest.mark.parametrize(("name", "content"), [("a", GOOD), ("a.gz", gzip.compress(GOOD))])

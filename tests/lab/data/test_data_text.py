@@ -139,7 +139,7 @@ def test_options_that_do_not_fit_a_text(folder, options, error, message):
 
 def test_a_text_is_not_cropped_like_an_image(folder):
     data = load_dataset("my.txt", data_dir=folder, context=8)
-    with pytest.raises(TypeError, match="a text takes augment=RandomWindows"):
+    with pytest.raises(TypeError, match="this set takes augment=RandomWindows"):
         next(batches(data.train, 5, seed=0, epoch=0, augment=PadCropFlip()))
 
 
@@ -148,4 +148,4 @@ def test_a_text_has_no_layout(folder):
         warnings.simplefilter("error")
         data = load_dataset("my.txt", data_dir=folder, context=8)
     assert data.is_text
-    assert data.channels_first().train is data.train
+    assert data.laid_out(channels_last=False).train is data.train

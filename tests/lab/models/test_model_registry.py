@@ -11,7 +11,7 @@ TASK = {"num_classes": 6, "in_channels": 2, "input_size": 32}
 def test_the_registry_holds_every_net_of_the_paper():
     resnets = {f"resnet-{depth}" for depth in (20, 32, 44, 50, 56, 110)}
     others = {"lenet-5", "lenet-300-100", "lenet-3", "conv-2", "conv-4", "vgg-16"}
-    ours = {"digits-net", "vgg-4", "resnet-8"}
+    ours = {"digits-net", "vgg-4", "vgg-7", "resnet-8"}
     assert set(MODELS) == resnets | others | ours | set(TEXT)
 
 

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import nn
 
+from dessilbi.compaction import Size
 from dessilbi.lab.models.task import Task
-from dessilbi.lab.models.vgg import vgg_4, vgg_16
+from dessilbi.lab.models.vgg import vgg_4, vgg_7, vgg_16
 
 
 @pytest.fixture(scope="module")
@@ -49,3 +50,26 @@ def test_the_small_one(side):
     assert widths == [16, 32, 64, 64]
     weights = 9 * (3 * 16 + 16 * 32 + 32 * 64 + 64 * 64)
     assert sum(p.numel() for p in net.parameters()) == weights + 2 * sum(widths) + 650
+
+
+@pytest.mark.parametrize("side", [8, 28, 32])
+def test_the_fast_one(side):
+    net = vgg_7(Task(10, 3, side))
+    assert net(torch.zeros(2, 3, side, side)).shape == (2, 10)
+    widths = [m.out_channels for m in net.modules() if isinstance(m, nn.Conv2d)]
+    assert widths == [24, 64, 64, 128, 192, 256, 256]
+
+
+def test_the_fast_one_has_fewer_than_a_hundred_million_multiply_adds():
+    net = vgg_7(Task(10, 3, 32))
+    sides = [32, 32, 16, 16, 8, 8, 4]
+    by_hand = (
+        sum(
+            9 * i * o * side**2
+            for i, o, side in zip(
+                [3, 24, 64, 64, 128, 192, 256], [24, 64, 64, 128, 192, 256, 256], sides, strict=True
+            )
+        )
+        + 256 * 10
+    )
+    assert Size.of(net, (torch.zeros(1, 3, 32, 32),)).macs == by_hand < 100e6

@@ -130,6 +130,14 @@ def test_the_hash_changes_with_every_number() -> None:
         replace(config, epochs=11),
         replace(config, keep=(0,)),
         replace(config, dtype="float64"),
+        replace(config, precision="bf16"),
+        replace(config, compile=True),
+        replace(config, label_smoothing=0.1),
+        replace(config, test_flips=True),
+        replace(config, data=DataConfig(shift=2)),
+        replace(config, data=DataConfig(flip="alternating")),
+        replace(config, schedule=ScheduleConfig(kind="linear")),
+        replace(config, schedule=ScheduleConfig(kind="linear", cooldown=3)),
         replace(config, data=DataConfig(validation=1)),
         replace(config, model=ModelConfig(name="lenet-5")),
         replace(config, optimizer=OptimizerConfig(lr=0.1 + 1e-9)),
@@ -137,6 +145,26 @@ def test_the_hash_changes_with_every_number() -> None:
     ]
     assert len({c.hash for c in [config, *others]}) == 1 + len(others)
     assert config.run_name == f"run-{config.hash}"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "name"),
+    [
+        ("digits", "digits-795e1bea"),
+        ("lenet-5-mnist", "lenet-5-mnist-4cd55b1f"),
+        ("vgg-16-cifar10", "vgg-16-cifar10-d89284cb"),
+        ("vgg-4-cifar10-nested", "vgg-4-cifar10-nested-3f64bea8"),
+        ("char-gpt", "char-gpt-0d183450"),
+    ],
+)
+def test_runs_made_before_an_option_was_added_are_found(recipe: str, name: str) -> None:
+    """Names as they were, and a config.json that does not know the options that came later."""
+    assert RECIPES[recipe]().run_name == name
+    tree = json.loads(to_json(RECIPES[recipe]()))
+    for option in ("precision", "compile", "label_smoothing", "test_flips"):
+        del tree[option]
+    del tree["data"]["shift"], tree["data"]["flip"], tree["schedule"]["cooldown"]
+    assert from_json(json.dumps(tree)) == RECIPES[recipe]()
 
 
 def test_the_method_names_the_run() -> None:

@@ -338,8 +338,6 @@ def test_tensors_without_a_checksum_are_not_unpickled_either(begun: RunDir, tmp_
 
 
 UNSAFE_MODULES = {"pickle", "cPickle", "_pickle", "dill", "joblib", "shelve", "marshal"}
-# A sweep hands work to processes of its own through a pipe that nobody else writes to.
-CHECKED = {"paper/cost.py", "paper/sweep/work.py", "paper/sweep/executors.py"}
 
 
 def _unsafe(tree: ast.AST) -> list[str]:
@@ -377,6 +375,6 @@ def test_what_unpickles_would_be_noticed(line: str) -> None:
 def test_no_source_file_unpickles() -> None:
     root = Path(dessilbi.__file__).parent
     files = {str(f.relative_to(root)): f for f in root.rglob("*.py")}
-    assert files.keys() >= CHECKED
     found = {name: _unsafe(ast.parse(f.read_text())) for name, f in files.items()}
-    assert {name: calls for name, calls in found.items() if calls and name not in CHECKED} == {}
+    assert "lab/run/checkpoint.py" in found
+    assert {name: calls for name, calls in found.items() if calls} == {}

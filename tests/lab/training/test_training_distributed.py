@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 import torch
@@ -99,7 +99,7 @@ def torchrun(config: Config, folder: Path, *options: str, **environment: str) ->
 
 @pytest.mark.parametrize(
     "optimizer",
-    [DIGITS.optimizer, OptimizerConfig(base="adamw", lr=1e-3, weight_decay=0.01, tau=5.0)],
+    [DIGITS.optimizer, OptimizerConfig(base="adamw", lr=1e-3, weight_decay=0.01, tau=5.0, c=1.0)],
     ids=lambda o: o.base,
 )
 def test_two_processes_walk_the_path_of_one(optimizer: OptimizerConfig, tmp_path: Path) -> None:
@@ -155,6 +155,17 @@ def test_two_processes_share_the_windows_of_a_text(texts: Path, tmp_path: Path) 
         assert one["density"] == other["density"]
 
 
+@pytest.mark.slow
+def test_two_processes_in_half_precision_learn_what_one_does(tmp_path: Path) -> None:
+    """Up to bfloat16's rounding, which is another where halves of a batch are summed apart."""
+    config = replace(DIGITS, dtype="float32", precision="bf16", epochs=2)
+    pair = torchrun(config, tmp_path)
+    alone = uninterrupted(config, tmp_path / "alone")
+    for one, other in zip(pair.records(), alone.records(), strict=True):
+        assert one["train_loss"] == pytest.approx(other["train_loss"], abs=0.02)
+        assert one["train_accuracy"] == pytest.approx(other["train_accuracy"], abs=2)
+
+
 RAMP = {"ramp_start": 0.1, "ramp_end": 0.3, "full_fraction": 0.2, "rank_every": 5}
 METHODS: dict[str, Method] = {
     "weights": NestedWeights(min_density=0.1, **RAMP),
@@ -183,8 +194,13 @@ def test_a_method_in_two_processes_is_that_of_one(name: str, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_a_killed_worker_is_restarted_from_the_last_checkpoint(tmp_path: Path) -> None:
-    config = replace(SMALL, model=ModelConfig(name="dying:Net"), batch_size=255)
+@pytest.mark.parametrize("precision", ["full", "bf16", "fp16"])
+def test_a_killed_worker_is_restarted_from_the_last_checkpoint(
+    precision: Literal["full", "bf16", "fp16"], tmp_path: Path
+) -> None:
+    config = replace(
+        SMALL, model=ModelConfig(name="dying:Net"), batch_size=255, precision=precision
+    )
     folders = whole, restarted = tmp_path / "whole", tmp_path / "restarted"
     for folder in folders:
         folder.mkdir()

@@ -76,6 +76,17 @@ def test_data_is_laid_out_for_those_only() -> None:
     assert seen == {"resnet-20": False, "Strided": True, "narrow_resnet": True}
 
 
+@pytest.mark.parametrize(("half", "last"), [(False, False), (True, True)])
+def test_half_precision_is_channels_last_on_other_devices_too(half: bool, last: bool) -> None:
+    """The device without memory stands for a GPU."""
+    data = replace_channels(load_data(SMALL, None, download=False))
+    split = laid_out_for(make_model("resnet-20", **TASK), data, half=half).train
+    assert isinstance(split, TensorSplit)
+    x = split.pixels(torch.empty(4, 3, 8, 8, dtype=torch.uint8, device="meta"))
+    assert x.is_contiguous(memory_format=torch.channels_last) == last
+    assert split.pixels(split.images[:4]).is_contiguous(memory_format=torch.channels_last)
+
+
 def replace_channels(data: Dataset) -> Dataset:
     """The same with three channels: with one, both layouts are one."""
     assert isinstance(data.train, TensorSplit)

@@ -31,6 +31,7 @@ from lab_runs import (
     Life,
     assert_same_run,
     command,
+    crash_and_resume,
     live,
     start,
     uninterrupted,
@@ -55,15 +56,6 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
 @pytest.fixture(scope="module")
 def long_reference(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
     return uninterrupted(LONG, tmp_path_factory.mktemp("long-reference"))
-
-
-def crash_and_resume(config: Config, runs: Path, *, after: tuple[int, ...]) -> RunDir:
-    """Crash after each of the given numbers of steps, with every step saved; then finish."""
-    place = RunOptions(runs=runs, save_minutes=0)
-    for steps in after:
-        with pytest.raises(Crash):
-            train(config, place, CrashAt(steps))
-    return train(config, RunOptions(runs=runs))
 
 
 # ---------------------------------------------------------------------- kill -9

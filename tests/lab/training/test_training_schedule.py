@@ -4,6 +4,7 @@ import copy
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -47,6 +48,7 @@ def each(values, times):
         ScheduleConfig(),
         ScheduleConfig(kind="multistep", milestones=(2, 3), warmup=1.5),
         ScheduleConfig(kind="cosine", warmup=0.5),
+        ScheduleConfig(kind="linear", warmup=0.5, cooldown=2),
     ],
 )
 def test_the_factor_of_a_run_is_the_sum_of_those_of_its_steps(config):
@@ -57,6 +59,36 @@ def test_the_factor_of_a_run_is_the_sum_of_those_of_its_steps(config):
     rewound = replace(run, epochs=3, start=start)
     assert run_factor(rewound, 5) == pytest.approx(sum(every[5:]), rel=1e-14)
     assert run_factor(replace(run, epochs=0), 5) == 0
+
+
+def test_linear_is_torchs_linear_lr():
+    expected = torch_factors(lambda o: lr_scheduler.LinearLR(o, 1.0, 0.0, 40), 40)
+    config = ScheduleConfig(kind="linear")
+    assert factors(config, steps_per_epoch=5, epochs=8) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize(("warmup", "cooldown"), [(2, None), (0.6, 3), (2, 8), (0, 0.4)])
+def test_linear_is_a_one_cycle_or_a_trapezoid(warmup, cooldown):
+    """The corners, joined by lines: a rise to the w-th step, a fall from the c-th last one."""
+    config = ScheduleConfig(kind="linear", warmup=warmup, cooldown=cooldown)
+    rise, end = round(5 * warmup), 50
+    fall = end - rise if cooldown is None else round(5 * cooldown)
+    steps = np.arange(end)
+    climbs = np.interp(steps, [-1, rise - 1], [0, 1]) if rise else np.ones(end)
+    falls = np.interp(steps, [end - fall, end], [1, 0])
+    found = factors(config, steps_per_epoch=5, epochs=10, steps=end)
+    assert found == pytest.approx(climbs * falls, rel=1e-12)
+    assert factors(config, steps_per_epoch=5, epochs=10, steps=60)[50:] == [0] * 10
+    assert max(found) == 1
+
+
+def test_a_cooldown_is_for_linear_only():
+    config = ScheduleConfig(kind="cosine", cooldown=2)
+    with pytest.raises(ConfigError, match=r"cooldown is for kind='linear', got 2 with 'cosine'"):
+        factors(config, steps_per_epoch=5, epochs=10)
+    config = ScheduleConfig(kind="linear", cooldown=-1)
+    with pytest.raises(ConfigError, match=r"cooldown must be >= 0 and finite, got -1"):
+        factors(config, steps_per_epoch=5, epochs=10)
 
 
 def test_the_coupling_time_of_a_schedule_is_that_of_torchs_scheduler():

@@ -74,14 +74,8 @@ def deploy(
 ) -> Deployed:
     """Make a point of a run compact, and leave it in a folder with a report.
 
-    Args:
-        run: a finished run.
-        choice: the point; if nothing is chosen, the run's own mask, or its weights as they are.
-        folder: where to; by default ``compact-...`` in the run directory.
-        recalibrate: see :func:`network_at`.
-        streams: see :func:`compact`.
-        data_dir: where the data lies.
-        download: whether it may be fetched.
+    The options are those of ``dessilbi compact``. If nothing is chosen it is the run's own mask, or
+    its weights as they are; by default the folder is ``compact-...`` in the run directory.
     """
     data = load_data(run.config(), data_dir, download)
     dense = trained_network(run, data).eval()

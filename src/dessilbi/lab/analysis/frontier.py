@@ -63,12 +63,7 @@ def frontier(
     they are, those that are exactly zero left out. The points are kept in the run directory, and
     only what is not there is evaluated.
 
-    Args:
-        run: a run directory.
-        options: where the data lies.
-        densities: the budgets.
-        judge_on: ``"test"`` or ``"validation"``; by default what the run was judged on.
-        told: is given a line about every point that is done.
+    The options are those of ``dessilbi frontier``; ``told`` is given a line about every point.
     """
     last = run.load(LAST)
     if last is None:

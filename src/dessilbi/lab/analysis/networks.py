@@ -72,12 +72,8 @@ def trained_network(
 def network_at(run: RunDir, mask: Mask, data: Dataset, *, recalibrate: bool = True) -> nn.Module:
     """The network that a mask leaves of a finished run, zero outside, in evaluation mode.
 
-    Args:
-        run: its last weights are taken.
-        mask: which of them stay.
-        data: what it was trained on.
-        recalibrate: whether its BatchNorm statistics are measured anew, on the training images that
-            every command takes for this.
+    With ``recalibrate`` its BatchNorm statistics are measured anew, on the training images that
+    every command takes for this.
     """
     model = trained_network(run, data, mask).eval()
     zero_outside(masked_weights(model, mask))

@@ -1,4 +1,4 @@
-"""Curvature along a run, the step that it allows, and full-batch steps from its last weights."""
+"""Curvature along a run, and the step that it allows."""
 
 from __future__ import annotations
 
@@ -8,19 +8,16 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from dessilbi.lab.data import batches, count_batches
-from dessilbi.lab.run.checkpoint import load_checkpoint
 from dessilbi.lab.run.config import ConfigError
-from dessilbi.lab.run.directory import RunError
 from dessilbi.lab.run.files import INIT, LAST, checkpoint_name
 from dessilbi.lab.run.methods import GradualPruning, NestedWeights, NestedWidths
 from dessilbi.lab.training.build import fresh_network, laid_out_for, load_data
 from dessilbi.lab.training.callbacks.step_check import Iteration, iteration_of
 from dessilbi.lab.training.evaluate import prediction_loss
 from dessilbi.lab.training.optimizers import make_optimizer
-from dessilbi.lab.training.schedule import lr_factor, run_factor, set_lr
-from dessilbi.optim import TwinOptimizer
+from dessilbi.lab.training.schedule import lr_factor, run_factor
 from dessilbi.subnet.batchnorm import has_batchnorm
-from dessilbi.theory import LipschitzTrack, LyapunovMonitor, judge_step
+from dessilbi.theory import LipschitzTrack, judge_step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,7 +27,7 @@ if TYPE_CHECKING:
 
     from dessilbi.lab.run.config import Config
     from dessilbi.lab.run.directory import RunDir
-    from dessilbi.theory import LyapunovHistory, StepVerdict
+    from dessilbi.theory import StepVerdict
     from dessilbi.theory.lipschitz import Curvature
 
 EVALUATION_BATCH = 500
@@ -47,16 +44,7 @@ class Point(NamedTuple):
 class Study:
     """A configuration with its data and network, and the points of a run.
 
-    Args:
-        config: of the run, or one that has not been run.
-        run: its directory, if there is one.
-        images: training images that the loss is taken over, chosen at random.
-        iterations: most products with the Hessian at each point.
-        seed: chooses the images and the start of the iteration; by default the configuration's.
-        double: whether to compute in float64: differences of F lie below the rounding of float32.
-        data_dir: where the data lies.
-        download: whether it may be fetched.
-        device: where to compute.
+    The options are those of ``dessilbi theory``; without a run, its points are the initial weights.
     """
 
     def __init__(
@@ -67,16 +55,14 @@ class Study:
         images: int,
         iterations: int,
         seed: int | None = None,
-        double: bool = False,
         data_dir: Path | None = None,
         download: bool = False,
         device: torch.device | str = "cpu",
     ) -> None:
         self.config, self.run = config, run
         seed = config.seed if seed is None else seed
-        build = replace(config, dtype="float64") if double else config
-        data = load_data(build, data_dir, download, device)
-        self.model = fresh_network(build, data).to(device)
+        data = load_data(config, data_dir, download, device)
+        self.model = fresh_network(config, data).to(device)
         self.data = laid_out_for(self.model, data)
         self.steps_per_epoch = count_batches(len(data.train), config.batch_size)
         self.optimizer = make_optimizer(
@@ -132,36 +118,6 @@ class Study:
         estimate = replace(self.track.estimate, points=(found,))
         return found, judge_step(point.lr, self.iteration.nu, estimate, self._reasons())
 
-    def descend(self, steps: int) -> tuple[float, LyapunovHistory]:
-        """Full-batch steps without momentum from the last weights.
-
-        Returns:
-            Their learning rate, and what F did.
-        """
-        optimizer, config = self.optimizer, self.config
-        if not isinstance(optimizer, TwinOptimizer):
-            raise ConfigError(f"--steps watches F, which optimizer {config.optimizer.name} has not")
-        if self._masked:
-            raise ConfigError("--steps does not hold the mask of this run; leave it out")
-        lr = self._restore_last()
-        for group in optimizer.param_groups:
-            group |= {"momentum": 0.0, "nesterov": False}
-        set_lr(optimizer, lr / config.optimizer.lr if config.optimizer.lr else 0.0)
-
-        def closure() -> Tensor:
-            losses = [prediction_loss(self.model(x), y) * len(y) for x, y in self.batches]
-            return torch.stack(losses).sum() / sum(len(y) for _, y in self.batches)
-
-        often = max(steps // 5, 1)
-        with LyapunovMonitor(optimizer, closure) as monitor:
-            for step in range(steps):
-                optimizer.zero_grad()
-                torch.autograd.backward(closure())
-                optimizer.step()
-                if step % often == 0 or step + 1 == steps:
-                    self.track(f"step {step + 1}")
-        return lr, monitor.history
-
     @property
     def _masked(self) -> bool:
         return self.config.start is not None or isinstance(self.config.method, GradualPruning)
@@ -190,14 +146,3 @@ class Study:
             for step in (first, first + steps - 1)
         )
         return config.optimizer.lr * max(factors)
-
-    def _restore_last(self) -> float:
-        """Load the last weights and V; returns the learning rate there."""
-        last = None if self.run is None else self.run.load(LAST)
-        if last is None:
-            return self._lr(0)
-        try:
-            progress = load_checkpoint(last, self.model, self.optimizer)
-        except (KeyError, ValueError, RuntimeError) as error:
-            raise RunError(f"the last checkpoint does not fit its model ({error})") from error
-        return self._lr(progress.epoch)

@@ -8,11 +8,16 @@ many batches came before it in this process, on the batch size, or on how many r
 """
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad as zero_pad
+
+_DRAWS: Final = 1
+_FIRST_SIDE: Final = 2
+"""Purposes of random numbers; 0 is the order of an epoch's images."""
 
 
 def seeded(seed: int, epoch: int, purpose: int) -> torch.Generator:
@@ -33,10 +38,15 @@ class PadCropFlip:
     """Pixels added on each side; the crop is shifted by up to this many."""
     flip: bool = True
     """Whether each image is mirrored left-right with probability one half."""
+    alternating: bool = False
+    """Whether it is instead mirrored in every other epoch, half of the images in the even ones: two
+    epochs then show both sides of each (Jordan 2024, airbench)."""
 
     def __post_init__(self) -> None:
         if self.pad < 0:
             raise ValueError(f"pad must be >= 0, got {self.pad}")
+        if self.alternating and not self.flip:
+            raise ValueError("alternating=True says how images are flipped, got flip=False")
 
     def draw(self, images: int, generator: torch.Generator) -> Tensor:
         """Random numbers for ``images`` images: rows of (top, left, mirrored), int64."""
@@ -64,28 +74,38 @@ class PadCropFlip:
 
 
 @dataclass(frozen=True)
-class ResizedCropFlip:
+class _OneNumber:
+    """An augmentation that needs one random number an image."""
+
+    def draw(self, images: int, generator: torch.Generator) -> Tensor:
+        """A number an image, from which all else follows."""
+        return torch.randint(0, 2**62, (images, 1), generator=generator)
+
+
+@dataclass(frozen=True)
+class ResizedCropFlip(_OneNumber):
     """Random area and aspect ratio, then a random flip: ImageNet's standard, by torchvision."""
 
     size: int = 224
     """Side of the square that comes out."""
 
-    def draw(self, images: int, generator: torch.Generator) -> Tensor:
-        """One seed an image, for the transforms that run in loader processes."""
-        return torch.randint(0, 2**62, (images, 1), generator=generator)
-
 
 @dataclass(frozen=True)
-class RandomWindows:
+class RandomWindows(_OneNumber):
     """Windows of a text that begin anywhere: the standard of language models."""
 
-    def draw(self, images: int, generator: torch.Generator) -> Tensor:
-        """A number a window, whatever the length of the text."""
-        return torch.randint(0, 2**62, (images, 1), generator=generator)
-
     def __call__(self, positions: int, draws: Tensor) -> Tensor:
-        """Where each window begins, of so many positions."""
+        """Where each window begins, of so many positions, whatever the length of the text."""
         return draws.squeeze(1) % positions
+
+
+def draw_epoch(augment: "Augmentation", images: int, *, seed: int, epoch: int) -> Tensor:
+    """The random numbers of an epoch, one row an image."""
+    draws = augment.draw(images, seeded(seed, epoch, _DRAWS))
+    if isinstance(augment, PadCropFlip) and augment.alternating:
+        first = torch.randint(0, 2, (images,), generator=seeded(seed, 0, _FIRST_SIDE))
+        draws[:, 2] = (first + epoch) % 2
+    return draws
 
 
 Augmentation = PadCropFlip | ResizedCropFlip | RandomWindows

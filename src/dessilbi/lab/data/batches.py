@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import torch
 
-from dessilbi.lab.data.augment import Augmentation, seeded
+from dessilbi.lab.data.augment import Augmentation, draw_epoch, seeded
 from dessilbi.lab.data.splits import Batch, Split
 
-_ORDER, _AUGMENT = 0, 1
+_ORDER = 0
 
 
 def count_batches(images: int, batch_size: int, *, drop_last: bool = False) -> int:
@@ -56,6 +56,8 @@ def batches(
     Raises:
         ValueError: An argument is out of range, or some rank's share of the last batch is empty.
     """
+    if augment is not None and not isinstance(augment, split.takes):
+        raise TypeError(f"this set takes augment={split.takes.__name__}() or None, got {augment}")
     images = len(split)
     count = count_batches(images, batch_size, drop_last=drop_last)
     if not 0 <= rank < world_size:
@@ -73,7 +75,7 @@ def batches(
         order = torch.randperm(images, generator=seeded(seed, epoch, _ORDER))
     else:
         order = torch.arange(images)
-    draws = None if augment is None else augment.draw(images, seeded(seed, epoch, _AUGMENT))
+    draws = None if augment is None else draw_epoch(augment, images, seed=seed, epoch=epoch)
     bounds = []
     for batch in range(start, count):
         first = batch * batch_size

@@ -1,15 +1,13 @@
-"""CIFAR-10 as it is found: binary batches or image files, in folders or in an archive."""
+"""CIFAR-10 as it is found: binary batches in a folder or an archive, or an archive of images."""
 
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from dessilbi.lab.data import download
-from dessilbi.lab.data.archive import members
-from dessilbi.lab.data.errors import DataError, damaged, warn_unofficial
-from dessilbi.lab.data.image_files import read_image_files
-from dessilbi.lab.data.places import folders, missing
+from dessilbi.lab.data.errors import damaged, read_bytes, warn_unofficial
+from dessilbi.lab.data.image_archive import members, read_image_archive
+from dessilbi.lab.data.places import fetch, folders, missing
 from dessilbi.lab.data.splits import RawSet
 
 CLASSES = (
@@ -21,26 +19,20 @@ _FILES = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")
 _RECORD = 1 + 3 * 32 * 32  # a label byte and the pixels
 
 
-def read_cifar10(data_dir: str | Path | None, fetch: bool) -> RawSet:
-    """Find (or fetch) and read CIFAR-10; image files, slow to decode, are kept in the user cache.
-
-    Args:
-        data_dir: First place to look in, or None.
-        fetch: Download the binary archive if no form of the set is found.
-    """
+def read_cifar10(data_dir: str | Path | None, download: bool) -> RawSet:
+    """Find (or download) and read CIFAR-10; images, slow to decode, are kept in the user cache."""
     places = folders(data_dir, "cifar10", "cifar-10", "")
     found = (raw for folder in places if (raw := _read(folder)) is not None)
     raw = next(found, None)
-    if raw is None and fetch:
-        download.fetch("cifar10", places[0])
+    if raw is None and download:
+        fetch("cifar10", places[0])
         raw = _read(places[0])
     if raw is None:
         raise missing(
             "cifar10",
-            "cifar-10-batches-bin/, train/<class>/*.jpg, cifar-10-binary.tar.gz or "
-            "cifar10-jpeg.tar.gz (cifar-10-batches-py is pickled, and pickles are not read)",
+            "cifar-10-batches-bin/, cifar-10-binary.tar.gz or cifar10-jpeg.tar.gz "
+            "(cifar-10-batches-py is pickled, and pickles are not read)",
             places,
-            download.way_out("cifar10"),
         )
     for labels, official in ((raw.train_labels, 50_000), (raw.test_labels, 10_000)):
         if len(labels) != official:
@@ -51,28 +43,23 @@ def read_cifar10(data_dir: str | Path | None, fetch: bool) -> RawSet:
 def _read(folder: Path) -> RawSet | None:
     """Read the first form of the set that is there; the exact and the quick forms come first."""
     for batches in (folder / "cifar-10-batches-bin", folder):
-        if any((batches / name).exists() for name in _FILES):
-            try:
-                files = {n: (batches / n).read_bytes() for n in _FILES if (batches / n).exists()}
-            except OSError as error:
-                raise DataError(f"{batches} cannot be read: {error}") from error
-            return _join(files, batches)
+        there = [batches / name for name in _FILES if (batches / name).exists()]
+        if there:
+            return _join({path.name: read_bytes(path) for path in there}, batches)
     archive = folder / "cifar-10-binary.tar.gz"
     if archive.exists():
         found = members(archive, lambda member: member.name in _FILES)
         return _join({path.name: content for path, content in found}, archive)
     images = folder / "cifar10-jpeg.tar.gz"
-    if any((folder / "train" / name).is_dir() for name in CLASSES):
-        images = folder
-    return read_image_files("cifar10", images, CLASSES, (32, 32)) if images.exists() else None
+    return read_image_archive(images, CLASSES, (32, 32)) if images.exists() else None
 
 
 def _join(files: dict[str, bytes], origin: Path) -> RawSet:
     """Parse the six batches: five make the training set, the last is the test set."""
     if absent := [name for name in _FILES if name not in files]:
         raise damaged(origin, f"it has no {', '.join(absent)}")
-    records = [_parse(files[name], origin / name) for name in _FILES]
-    return RawSet(*_taken_apart(torch.cat(records[:-1])), *_taken_apart(records[-1]), str(origin))
+    *training, test = (_parse(files[name], origin / name) for name in _FILES)
+    return RawSet(*_taken_apart(torch.cat(training)), *_taken_apart(test), str(origin))
 
 
 def _parse(content: bytes, path: Path) -> Tensor:

@@ -1,7 +1,9 @@
 """What this room says when data is missing, damaged, or needs a package that is not there."""
 
+import gzip
 import importlib
 import warnings
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +33,7 @@ def warn_unofficial(path: Path | str, found: str, official: str) -> None:
 
 
 def require(module: str, *, purpose: str, install: str) -> Any:
-    """Import an optional package, or say what needs it and how to get it.
-
-    Args:
-        module: Dotted name to import.
-        purpose: What asked for it, as the start of a sentence.
-        install: Argument for ``pip install``.
-    """
+    """Import an optional package, or say what needs it (``purpose``) and how to get it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -45,3 +41,12 @@ def require(module: str, *, purpose: str, install: str) -> Any:
             f"{purpose} needs {module!r}, which does not import here ({error}). "
             f"Try: pip install '{install}'"
         ) from error
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a file, uncompressed if its name ends in ``.gz``."""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            return file.read()
+    except (OSError, EOFError, zlib.error) as error:
+        raise damaged(path, f"it cannot be read ({error})") from error

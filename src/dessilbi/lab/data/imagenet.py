@@ -38,11 +38,7 @@ def read_imagenet(
 ) -> ImageFolders:
     """List ``train/<class>/*`` and ``val/<class>/*``; images are decoded when they are asked for.
 
-    Args:
-        data_dir: First place to look in, or None.
-        pixels: How bytes become numbers, applied on ``device``.
-        device: Where batches go.
-        workers: Loader processes; 0 decodes in this one.
+    ``pixels`` makes numbers of bytes on ``device``; with 0 ``workers`` this process decodes.
     """
     places = folders(data_dir, "imagenet", "ImageNet", "ILSVRC2012", "")
     found = [f for f in places if (f / "train").is_dir() and (f / "val").is_dir()]
@@ -86,6 +82,8 @@ def read_imagenet(
 class FolderSplit(ImageSplit):
     """A split whose images stay on disk until their batch is due."""
 
+    takes = ResizedCropFlip
+
     paths: tuple[str, ...]
     labels: Tensor
     pixels: Pixels
@@ -105,11 +103,10 @@ class FolderSplit(ImageSplit):
         self, order: Tensor, bounds: Bounds, augment: Augmentation | None, draws: Tensor | None
     ) -> Iterator[Batch]:
         """See :meth:`Split.stream`. Without ``augment``: resize to 256, take the middle 224."""
-        if augment is not None and not isinstance(augment, ResizedCropFlip):
-            raise TypeError(f"imagenet takes augment=ResizedCropFlip(...) or None, got {augment}")
+        assert augment is None or isinstance(augment, ResizedCropFlip)
         numbers = order.tolist()
         batches: DataLoader[tuple[Tensor, int]] = DataLoader(
-            _Decoder(self.paths, self.labels, self.loader, _transform(augment), draws),
+            _Decoder(self, _transform(augment), draws),
             batch_sampler=[numbers[first:last] for first, last in bounds],
             num_workers=self.workers,
             pin_memory=self.device.type == "cuda",
@@ -133,27 +130,19 @@ def _transform(augment: ResizedCropFlip | None) -> Any:
 class _Decoder(TorchDataset[tuple[Tensor, int]]):
     """Opens, transforms and seeds single images, inside a loader process."""
 
-    def __init__(
-        self,
-        paths: tuple[str, ...],
-        labels: Tensor,
-        loader: Any,
-        transform: Any,
-        draws: Tensor | None,
-    ) -> None:
-        self.paths, self.labels = paths, labels
-        self.loader, self.transform, self.draws = loader, transform, draws
+    def __init__(self, split: FolderSplit, transform: Any, draws: Tensor | None) -> None:
+        self.split, self.transform, self.draws = split, transform, draws
 
     def __len__(self) -> int:
-        return len(self.paths)
+        return len(self.split)
 
     def __getitem__(self, number: int) -> tuple[Tensor, int]:
-        path = self.paths[number]
+        path = self.split.paths[number]
         try:
-            image = self.loader(path)
+            image = self.split.loader(path)
         except (OSError, SyntaxError, ValueError) as error:
             raise DataError(f"{path} cannot be decoded ({error}); replace or delete it") from error
-        label = int(self.labels[number])
+        label = int(self.split.labels[number])
         if self.draws is None:
             return self.transform(image), label
         # torchvision's transforms use the global generator: lend them one seeded for this image.

@@ -32,7 +32,7 @@ class DatasetInfo:
     augmentation: Augmentation | None = None
 
 
-def _read_digits(data_dir: str | Path | None, fetch: bool) -> RawSet:
+def _read_digits(data_dir: str | Path | None, download: bool) -> RawSet:
     """The 8x8 digits that ship inside scikit-learn, which need no file and no network.
 
     Every fifth of the 1,797 images of each class is for testing: no random numbers, so that the
@@ -86,15 +86,7 @@ CONTEXT = 64
 
 
 def dataset_info(name: str, context: int = CONTEXT) -> DatasetInfo:
-    """What is known of one of :data:`DATASETS`, or of a text file, before it is read.
-
-    Args:
-        name: Of the set.
-        context: Characters of a window, for texts.
-
-    Raises:
-        ValueError: No set has this name.
-    """
+    """What is known of one of :data:`DATASETS`, or of a text file, before it is read."""
     if text.is_text(name):
         return DatasetInfo(text.vocabulary(name), (context,), augmentation=RandomWindows())
     if name not in DATASET_INFO:
@@ -125,8 +117,7 @@ def load_dataset(
     ``/usr/share/datasets``. ``digits`` needs no file.
 
     Args:
-        name: ``digits``, ``mnist``, ``fashion-mnist``, ``cifar10``, ``imagenet``,
-            ``tinyshakespeare``, or the name of a text file.
+        name: Of the set, or of a text file.
         data_dir: First place to look in.
         download: Fetch what is not found, with its checksum (not ``imagenet``, no texts).
         normalize: Batches are (value - mean) / std per channel; False leaves them in [0, 1].
@@ -134,16 +125,11 @@ def load_dataset(
         dtype: Floating-point type of the images in a batch.
         device: Where images and labels live.
         validation: How many training images to hold out; of a text the last tenth always is.
-        images: How many of the others to train on; None takes all. Of a text the windows of an
-            epoch, wherever they begin.
-        test_images: How many of the test images to keep; None keeps all.
+        images: How many of the others to train on; of a text the windows of an epoch.
+        test_images: How many of the test images to keep.
         split_seed: Chooses which; the same for every run that is to be compared.
         workers: Loader processes, for ``imagenet`` only.
         context: Characters of a window, for texts only.
-
-    Raises:
-        ValueError: An argument is unknown or out of range.
-        DataError: The set is missing, damaged or cannot be fetched; the message says what to do.
     """
     if not dtype.is_floating_point:
         raise ValueError(f"dtype must be a floating-point type, got {dtype}")
@@ -189,9 +175,6 @@ def load_dataset(
         held_out,
         classes=classes,
         shape=info.shape,
-        mean=info.mean,
-        std=info.std,
-        normalized=normalized,
         augmentation=info.augmentation,
         source=source,
     )

@@ -9,7 +9,7 @@ published recipes do.
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor
@@ -40,9 +40,10 @@ class Pixels:
     gain: Tensor | None = None
     """With ``offset``: normalised value = byte * gain + offset, per channel; None means [0, 1]."""
     offset: Tensor | None = None
-    channels_last: bool = True
-    """On a CPU the channels of a pixel lie side by side, whatever the shape says: oneDNN trains the
-    convolutions that follow 1.0 to 1.6 times as fast (benchmarks/layout.py)."""
+    channels_last: bool | None = None
+    """Whether the channels of a pixel lie side by side, whatever the shape says; by default on a
+    CPU: oneDNN trains the convolutions that follow 1.0 to 1.6 times as fast
+    (benchmarks/layout.py)."""
 
     @classmethod
     def normalized(
@@ -60,7 +61,9 @@ class Pixels:
 
     def __call__(self, raw: Tensor) -> Tensor:
         """Convert bytes (N, C, H, W) to ``dtype``."""
-        last = self.channels_last and raw.device.type == "cpu"
+        last = self.channels_last
+        if last is None:
+            last = raw.device.type == "cpu"
         layout = torch.channels_last if last else torch.contiguous_format
         values = raw.to(self.dtype, memory_format=layout)
         if self.gain is None or self.offset is None:
@@ -71,11 +74,14 @@ class Pixels:
 class Split(ABC):
     """Images and labels that can be read in any order: what :func:`batches` needs of a set."""
 
+    takes: ClassVar[type[Augmentation]]
+    """The kind of augmentation that fits."""
+
     @abstractmethod
     def __len__(self) -> int: ...
 
-    def channels_first(self) -> Self:
-        """The same, its images in torch's plain layout on every device."""
+    def laid_out(self, *, channels_last: bool) -> Self:
+        """The same, its images in one layout on every device."""
         return self
 
     @abstractmethod
@@ -105,16 +111,17 @@ class ImageSplit(Split):
     def __len__(self) -> int:
         return len(self.labels)
 
-    def channels_first(self) -> Self:
-        """The same, its images in torch's plain layout on every device."""
-        plain = replace(self.pixels, channels_last=False)
-        return cast("Self", replace(cast("Any", self), pixels=plain))
+    def laid_out(self, *, channels_last: bool) -> Self:
+        """The same, its images in one layout on every device."""
+        pixels = replace(self.pixels, channels_last=channels_last)
+        return cast("Self", replace(cast("Any", self), pixels=pixels))
 
 
 @dataclass(frozen=True, eq=False)
 class TensorSplit(ImageSplit):
     """A split that fits in memory, resident on its device."""
 
+    takes = PadCropFlip
     images: Tensor
     """uint8 (N, C, H, W)."""
     labels: Tensor
@@ -145,10 +152,7 @@ class TensorSplit(ImageSplit):
         self, order: Tensor, bounds: Bounds, augment: Augmentation | None, draws: Tensor | None
     ) -> Iterator[Batch]:
         """See :meth:`Split.stream`."""
-        if augment is not None and not isinstance(augment, PadCropFlip):
-            raise TypeError(
-                f"a set in memory takes augment=PadCropFlip(...) or None, got {augment}"
-            )
+        assert augment is None or isinstance(augment, PadCropFlip)
         device = self.labels.device
         order = order.to(device)
         if draws is not None:
@@ -175,24 +179,19 @@ class Dataset:
     """Of a text its characters."""
     shape: tuple[int, ...]
     """(channels, height, width) of one image; of a text (characters of a window,)."""
-    mean: tuple[float, ...]
-    """Per-channel mean of the published training set, in [0, 1]."""
-    std: tuple[float, ...]
-    normalized: bool
-    """Whether batches are (value - mean) / std rather than in [0, 1]."""
     augmentation: Augmentation | None
     """The standard augmentation, to pass to :func:`batches`; None where there is none."""
     source: str
     """Where the bytes came from, to print beside a figure."""
 
-    def channels_first(self) -> Self:
-        """The same set, its images in torch's plain layout on every device."""
+    def laid_out(self, *, channels_last: bool) -> Self:
+        """The same set, its images in one layout on every device."""
         held_out = self.validation
         return replace(
             self,
-            train=self.train.channels_first(),
-            test=self.test.channels_first(),
-            validation=None if held_out is None else held_out.channels_first(),
+            train=self.train.laid_out(channels_last=channels_last),
+            test=self.test.laid_out(channels_last=channels_last),
+            validation=None if held_out is None else held_out.laid_out(channels_last=channels_last),
         )
 
     @property

@@ -5,10 +5,8 @@ train; the rest is what a run is evaluated on. Such a file is read byte by byte,
 character that it holds has a number.
 """
 
-import gzip
 import hashlib
 import string
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +17,7 @@ import torch
 from torch import Tensor
 
 from dessilbi.lab.data.augment import Augmentation, RandomWindows
-from dessilbi.lab.data.errors import DataError, damaged, warn_unofficial
+from dessilbi.lab.data.errors import DataError, read_bytes, warn_unofficial
 from dessilbi.lab.data.places import folders, missing
 from dessilbi.lab.data.splits import Batch, Bounds, Split
 
@@ -56,6 +54,8 @@ class TextSplit(Split):
     An item is the characters of a window, and for each of them the one that follows.
     """
 
+    takes = RandomWindows
+
     tokens: Tensor
     """uint8 (characters,): their numbers in the vocabulary."""
     starts: Tensor
@@ -80,8 +80,7 @@ class TextSplit(Split):
         self, order: Tensor, bounds: Bounds, augment: Augmentation | None, draws: Tensor | None
     ) -> Iterator[Batch]:
         """See :meth:`Split.stream`."""
-        if augment is not None and not isinstance(augment, RandomWindows):
-            raise TypeError(f"a text takes augment=RandomWindows() or None, got {augment}")
+        assert augment is None or isinstance(augment, RandomWindows)
         device = self.tokens.device
         starts = self.starts
         if augment is not None and draws is not None:
@@ -94,14 +93,7 @@ class TextSplit(Split):
 
 
 def read_text(name: str, data_dir: str | Path | None, context: int, device: torch.device) -> Text:
-    """Find a text, and split it.
-
-    Args:
-        name: ``tinyshakespeare``, or the name of a file.
-        data_dir: First place to look in, or None.
-        context: Characters of a window.
-        device: Where the text lives.
-    """
+    """Find a text, and split it into windows of so many characters."""
     path = _find(name, data_dir)
     tokens = torch.from_numpy(_numbers(name, path)).to(device)
     cut = len(tokens) * _TRAINING_TENTHS // 10
@@ -129,11 +121,7 @@ def _find(name: str, data_dir: str | Path | None) -> Path:
 
 def _numbers(name: str, path: Path) -> "np.ndarray[tuple[int], np.dtype[np.uint8]]":
     """A file's bytes as numbers of the vocabulary."""
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            content = file.read()
-    except (OSError, EOFError, zlib.error) as error:
-        raise damaged(path, f"it cannot be read ({error})") from error
+    content = read_bytes(path)
     if name != SHAKESPEARE:
         return np.frombuffer(content, np.uint8).copy()
     known = np.frombuffer(_CHARACTERS.encode(), np.uint8)

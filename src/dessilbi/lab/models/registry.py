@@ -15,7 +15,7 @@ from dessilbi.lab.models.init import Scheme, initialize
 from dessilbi.lab.models.lenet import lenet_5, lenet_300_100
 from dessilbi.lab.models.resnet import resnet_50, resnet_basic
 from dessilbi.lab.models.task import ModelError, Task
-from dessilbi.lab.models.vgg import vgg_4, vgg_16
+from dessilbi.lab.models.vgg import vgg_4, vgg_7, vgg_16
 
 
 class Known(NamedTuple):
@@ -37,6 +37,7 @@ MODELS: Final[Mapping[str, Known]] = {
     "conv-2": Known(conv_2, 2),
     "conv-4": Known(conv_4, 4),
     "vgg-4": Known(vgg_4, 8),
+    "vgg-7": Known(vgg_7, 8),
     "vgg-16": Known(vgg_16, 32),
     **{
         f"resnet-{depth}": Known(partial(resnet_basic, depth)) for depth in (8, 20, 32, 44, 56, 110)

@@ -17,14 +17,38 @@ import tyro
 
 from dessilbi._text import did_you_mean
 from dessilbi.errors import DessilbiError
+from dessilbi.lab.run.config_parts import (
+    LATER,
+    STRICT,
+    DataConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+    StartConfig,
+    StopConfig,
+)
 from dessilbi.lab.run.methods import METHODS, Dense, Method, method_name
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+__all__ = [
+    "FORMAT",
+    "Config",
+    "ConfigError",
+    "DataConfig",
+    "ModelConfig",
+    "OptimizerConfig",
+    "ScheduleConfig",
+    "StartConfig",
+    "StopConfig",
+    "from_json",
+    "to_json",
+    "to_values",
+]
+
 T = TypeVar("T")
 
-_STRICT: dict[str, Any] = {"extra": "forbid"}  # unknown keys are refused
 FORMAT = 2
 """Of config.json and of checkpoints; 1 was dessilbi 0.1, which wrote no number."""
 
@@ -34,146 +58,10 @@ class ConfigError(DessilbiError, ValueError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataConfig:
-    """Which images, or which text."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
-
-    name: str = "digits"
-    """digits, mnist, fashion-mnist, cifar10, imagenet, tinyshakespeare, or a text file (my.txt)."""
-    validation: int = 0
-    """Training images held out; the run is then judged on them, not on the test set."""
-    images: int | None = None
-    """Training images used, of those not held out; by default all. Of a text, random windows that
-    make an epoch; by default as many as the text has."""
-    test_images: int | None = None
-    """Test images judged on, picked at random once and for all runs; by default all."""
-    normalize: bool | None = None
-    """Subtract the mean and divide by the deviation; by default for colour images only."""
-    augment: bool = True
-    """Pad, crop and flip, for the sets where that is usual (cifar10, imagenet). Of a text, windows
-    that begin anywhere."""
-    context: int = 64
-    """Characters that a language model reads at once."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelConfig:
-    """Which network."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
-
-    name: str = "digits-net"
-    """A name (lenet-5, vgg-16, ...) or an import path (torchvision.models:resnet18)."""
-    init: Literal["he", "he-fan-in", "default"] | None = None
-    """Initial weights; by default He for named networks, and as it comes for an import path."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class OptimizerConfig:
-    """Which optimizer, and its numbers; those that an optimizer does not know must stay unset."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
-
-    name: str = "dessilbi"
-    """dessilbi, sgd, adam, adamw, amsgrad, adagrad, nadam, radam, rmsprop or muon; the paper's
-    competitors add some."""
-    base: str = "sgd"
-    """What moves the weights by the loss beside the twin: sgd (DessiLBI), or any of the other names
-    (SplitLBI around it)."""
-    lr: float = 0.1
-    momentum: float = 0.0
-    nesterov: bool = False
-    weight_decay: float = 0.0
-    l1: float = 0.0
-    """Weight of an l1 penalty on the loss (sgd-l1 only)."""
-    kappa: float = 1.0
-    tau: float | None = None
-    """Coupling time: the sum of lr / nu over all steps of the run's schedule. 10 unless nu is
-    given."""
-    nu: float | None = None
-    """How loosely Gamma is coupled to the weights, in place of tau."""
-    c: float | None = None
-    """Relative threshold: times the norm that a group begins with. 1 unless lambd is given."""
-    lambd: float | None = None
-    """Threshold that is the same for all groups, in place of c."""
-    penalty: Literal["auto", "lasso", "group_lasso"] = "auto"
-    """auto: filters by group, linear weights by element, of a network that knows its groups (the
-    neurons of char-gpt) those alone; lasso: everything by element; group_lasso: filters and
-    neurons, the classifier without a twin."""
-    coupling: Literal["direct", "momentum"] = "direct"
-    decoupled_weight_decay: bool = False
-    exclude: tuple[str, ...] = ()
-    """Patterns of parameters without a twin, the classifier for example."""
-    classifier_lambd: float | None = None
-    """Threshold of the last linear layer; by default that of the others."""
-    size_scaled: bool = False
-    """Thresholds lambd * sqrt(group size)."""
-    tied: bool = False
-    """Filters that must leave together enter together: those that write to one residual stream."""
-
-    @property
-    def label(self) -> str:
-        """The name, and what it is wrapped around if that is not SGD."""
-        wraps = self.name == "dessilbi" and self.base != "sgd"
-        return f"{self.name} with base {self.base}" if wraps else self.name
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScheduleConfig:
-    """How the learning rate changes."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
-
-    kind: Literal["constant", "step", "multistep", "cosine"] = "constant"
-    step_size: int = 30
-    """Epochs between drops (step)."""
-    milestones: tuple[int, ...] = ()
-    """Epochs of the drops (multistep)."""
-    gamma: float = 0.1
-    """Factor of a drop."""
-    warmup: float = 0.0
-    """Epochs over which the rate climbs linearly to its value, a little each step."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class StartConfig:
-    """What a retrained subnetwork starts from; `dessilbi subnet` fills this in."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
-
-    parent: str
-    """The run that the subnetwork was found in."""
-    mask: str
-    """How the mask was chosen there."""
-    weights: str
-    """Which weights of the parent: init, epoch K or last."""
-    epoch: int = 0
-    """Epochs of the schedule that count as done: rewinding to an epoch goes on from there."""
-    digest: str = ""
-    """Fingerprint of mask and weights, which lie in the run directory."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class StopConfig:
-    """When to stop before the last epoch."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
-
-    when_stable: bool = False
-    """As soon as the support of Gamma has settled; --stop-when-stable is the same."""
-    window: int = 5
-    """Epochs that the support is compared with."""
-    tolerance: float = 0.1
-    """Largest distance to each of them."""
-    distance: Literal["jaccard", "hamming"] = "jaccard"
-
-
-@dataclass(frozen=True, kw_only=True)
 class Config:
     """A training run."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
 
     name: str = "run"
     """The first half of the run directory's name."""
@@ -184,8 +72,17 @@ class Config:
     epochs: int = 10
     batch_size: int = 128
     """Images in a batch, all processes together."""
+    label_smoothing: float = field(default=0.0, metadata=LATER)
+    """Share of a label that is spread over all classes, in the loss that is trained."""
+    test_flips: bool = field(default=False, metadata=LATER)
+    """After the last epoch, also judge the mean of an image's logits and its mirror image's."""
     seed: int = 0
     dtype: Literal["float32", "float64"] = "float32"
+    """Of weights, V and everything that is added up."""
+    precision: Literal["full", "bf16", "fp16"] = field(default="full", metadata=LATER)
+    """Of the passes: full is dtype; bf16 and fp16 are autocast, with a GradScaler for fp16."""
+    compile: bool = field(default=False, metadata=LATER)
+    """Train with torch.compile of the network; its first steps wait for the compiler."""
     keep: tuple[int, ...] = ()
     """Epochs whose checkpoints are kept, to rewind to; 0 is the initialisation."""
     method: Method = field(default_factory=Dense)
@@ -201,6 +98,11 @@ class Config:
         for rule, holds in {
             f"epochs must be >= 0, got {self.epochs}": self.epochs >= 0,
             f"batch_size must be >= 1, got {self.batch_size}": self.batch_size >= 1,
+            f"precision={self.precision!r} is for dtype='float32', got {self.dtype!r}; "
+            "set precision='full'": self.precision == "full" or self.dtype == "float32",
+            f"label_smoothing must lie in [0, 1), got {self.label_smoothing}": (
+                0 <= self.label_smoothing < 1
+            ),
             f"keep must lie in [0, {self.epochs}], got {self.keep}": all(
                 0 <= epoch <= self.epochs for epoch in self.keep
             ),
@@ -220,7 +122,9 @@ class Config:
     @property
     def hash(self) -> str:
         """Eight hexadecimal digits that change with any number of the configuration."""
-        canonical = json.dumps(_alike(to_values(self)), sort_keys=True)
+        counted = _counted(self)
+        counted["method"]["name"] = method_name(self.method)
+        canonical = json.dumps(counted, sort_keys=True)
         return hashlib.sha256(canonical.encode()).hexdigest()[:8]
 
     @property
@@ -229,12 +133,19 @@ class Config:
         return f"{self.name}-{self.hash}"
 
 
-def _alike(value: Any) -> Any:
-    """Values as JSON would give them back: 1 and 1.0, tuples and lists are the same."""
-    if isinstance(value, dict):
-        return {key: _alike(one) for key, one in value.items()}
+def _counted(value: Any) -> Any:
+    """What a name is made of: options of a :data:`LATER` date only where they are set.
+
+    Values are as JSON would give them back: 1 and 1.0, tuples and lists are the same.
+    """
+    if dataclasses.is_dataclass(value):
+        return {
+            one.name: _counted(found)
+            for one in dataclasses.fields(value)
+            if (found := getattr(value, one.name)) != one.default or one.metadata != LATER
+        }
     if isinstance(value, list | tuple):
-        return [_alike(one) for one in value]
+        return [_counted(one) for one in value]
     return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 

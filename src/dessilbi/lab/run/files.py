@@ -79,6 +79,8 @@ class EpochRecord(TypedDict):
     """Cross entropy on them."""
     accuracy: float
     """Of a text, of the next character."""
+    flipped_accuracy: NotRequired[float]
+    """Of the mean of an image's logits and its mirror image's."""
     train_loss: NotRequired[float]
     train_accuracy: NotRequired[float]
     lr: NotRequired[float]

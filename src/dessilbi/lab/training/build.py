@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 
 from dessilbi.graph.layout import NARROW
 from dessilbi.lab.data import load_dataset
+from dessilbi.lab.data.augment import PadCropFlip
 from dessilbi.lab.data.load import dataset_info
 from dessilbi.lab.models import make_model
 from dessilbi.lab.run.config import ConfigError
@@ -19,14 +21,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from dessilbi.lab.data import Dataset, Split
-    from dessilbi.lab.run.config import Config
+    from dessilbi.lab.data.augment import Augmentation
+    from dessilbi.lab.run.config import Config, DataConfig
 
 
 def load_data(
     config: Config, data_dir: Path | None, download: bool, device: torch.device | str = "cpu"
 ) -> Dataset:
     """The data set of a configuration, split as it says."""
-    return load_dataset(
+    data = load_dataset(
         config.data.name,
         data_dir=data_dir,
         download=download,
@@ -38,11 +41,35 @@ def load_data(
         test_images=config.data.test_images,
         context=config.data.context,
     )
+    if config.test_flips and data.is_text:
+        raise ConfigError(f"test_flips mirrors images, and {config.data.name} is a text")
+    return replace(data, augmentation=_augmentation(config.data, data.augmentation))
 
 
-def laid_out_for(model: nn.Module, data: Dataset) -> Dataset:
-    """The data with its images laid out in memory as a network can be trained on them."""
-    return data.channels_first() if needs_channels_first(model) else data
+def _augmentation(config: DataConfig, usual: Augmentation | None) -> Augmentation | None:
+    """The usual augmentation of a set, changed as a configuration says."""
+    if config.shift is None and config.flip == "random":
+        return usual
+    if not (config.augment and isinstance(usual, PadCropFlip)):
+        raise ConfigError(
+            f"data.shift and data.flip change how images are cropped and flipped, and those of "
+            f"{config.name} are not" + ("" if config.augment else " with data.augment=False")
+        )
+    pad = usual.pad if config.shift is None else config.shift
+    return replace(usual, pad=pad, alternating=config.flip == "alternating")
+
+
+def laid_out_for(model: nn.Module, data: Dataset, *, half: bool = False) -> Dataset:
+    """The data with its images laid out in memory as a network can be trained on them.
+
+    Args:
+        model: the network.
+        data: what it is trained on.
+        half: whether passes are in half precision, which GPUs too are fast at channels-last.
+    """
+    if needs_channels_first(model):
+        return data.laid_out(channels_last=False)
+    return data.laid_out(channels_last=True) if half else data
 
 
 def needs_channels_first(model: nn.Module) -> bool:

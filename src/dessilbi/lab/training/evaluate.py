@@ -46,20 +46,36 @@ class Score(NamedTuple):
         return self.loss / self.labels
 
 
-def prediction_loss(logits: Tensor, labels: Tensor, *, reduction: str = "mean") -> Tensor:
+def prediction_loss(
+    logits: Tensor, labels: Tensor, *, reduction: str = "mean", label_smoothing: float = 0.0
+) -> Tensor:
     """Cross entropy of logits (..., classes) and labels (...): of images, or of each character."""
-    return cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction=reduction)
+    return cross_entropy(
+        logits.flatten(0, -2),
+        labels.flatten(),
+        reduction=reduction,
+        label_smoothing=label_smoothing,
+    )
 
 
 @torch.inference_mode()
-def evaluate(model: nn.Module, split: Split) -> Score:
-    """Cross entropy and accuracy in evaluation mode; the model's mode is restored."""
+def evaluate(model: nn.Module, split: Split, *, flips: bool = False) -> Score:
+    """Cross entropy and accuracy in evaluation mode; the model's mode is restored.
+
+    Args:
+        model: the network.
+        split: what it is judged on.
+        flips: judge the mean of an image's logits and its mirror image's.
+    """
     mode = model.training
     model.eval()
     try:
         loss, correct, labels = 0.0, 0, 0
         for x, y in batches(split, BATCH, seed=0, epoch=0, shuffle=False):
             logits = model(x)
+            if flips:
+                exact = torch.promote_types(logits.dtype, torch.float32)
+                logits = (logits.to(exact) + model(x.flip(-1)).to(exact)) / 2
             loss += float(prediction_loss(logits, y, reduction="sum"))
             correct += int((logits.argmax(-1) == y).sum())
             labels += y.numel()
@@ -143,10 +159,15 @@ def measure(t: Training) -> EpochRecord:
         [t.progress.loss, t.progress.correct, t.progress.labels], t.device
     )
     trained = Score(loss, int(correct), int(labels))
+    with t.precision.autocast():
+        evaluated = evaluate_epoch(t.model, t.optimizer, t.evaluated, t.data.train)
+        if t.config.test_flips and t.progress.epoch + 1 == t.config.epochs:
+            flipped = evaluate(t.model, t.evaluated, flips=True)
+            evaluated["flipped_accuracy"] = flipped.accuracy
     found = {
         "epoch": t.progress.epoch + 1,
         "judged_on": t.evaluated_on,
-        **evaluate_epoch(t.model, t.optimizer, t.evaluated, t.data.train),
+        **evaluated,
         "lr": t.optimizer.param_groups[0]["lr"],
         "train_loss": trained.mean_loss,
         "train_accuracy": trained.accuracy,

@@ -128,12 +128,14 @@ def train_epoch(t: Training) -> None:
         t.set_lr(t.step)
         t.optimizer.zero_grad()  # not before: the last gradients explain a loss of NaN
         # DDP averages over ranks; a rank's share of the global batch is its weight.
-        weight = len(y) * world.size / min(config.batch_size, _images_left(t))
-        loss_of = partial(prediction_loss, labels=y)
-        logits, loss = t.method.backward(t.net, x, loss_of, weight if world.size > 1 else 1.0)
+        share = len(y) * world.size / min(config.batch_size, _images_left(t))
+        weight = (share if world.size > 1 else 1.0) * t.precision.gradient_factor
+        loss_of = partial(prediction_loss, labels=y, label_smoothing=config.label_smoothing)
+        with t.precision.autocast():
+            logits, loss = t.method.backward(t.net, x, loss_of, weight)
         if t.device.type == "cpu":
             t.refuse_nonfinite(loss)
-        t.optimizer.step()
+        t.precision.step(t.optimizer)
         with torch.no_grad():
             t.loss_sum += loss.detach() * y.numel()
             t.correct += (logits.argmax(-1) == y).sum()

@@ -17,14 +17,15 @@ if TYPE_CHECKING:
 
     from dessilbi.lab.run.config import Config, ScheduleConfig
 
-_KINDS = ("constant", "step", "multistep", "cosine")
+_KINDS = ("constant", "step", "multistep", "cosine", "linear")
 
 
 def lr_factor(config: ScheduleConfig, *, step: int, steps_per_epoch: int, epochs: int) -> float:
     r"""What the base rate is multiplied by at a step, counted from 0 over the whole run.
 
     The product of warm-up and decay. With :math:`s` the step, :math:`e` its epoch, :math:`w` the
-    steps of warm-up (``warmup`` epochs, rounded to a step) and :math:`T` the steps of the run:
+    steps of warm-up (``warmup`` epochs, rounded to a step), :math:`T` the steps of the run and
+    :math:`c` those of the cooldown (by default :math:`T - w`):
 
     ============  ===================================================================
     warm-up       :math:`\min(1, (s + 1) / w)`: never 0, and 1 at the w-th step
@@ -32,6 +33,7 @@ def lr_factor(config: ScheduleConfig, *, step: int, steps_per_epoch: int, epochs
     step          :math:`\gamma^{\lfloor e / \mathrm{step\_size} \rfloor}`
     multistep     :math:`\gamma^n`, n the milestones with :math:`m \le e`, in any order
     cosine        :math:`(1 + \cos(\pi (s - w) / (T - w))) / 2`; 1 before, 0 after the end
+    linear        :math:`\min(1, (T - s) / c)`: a one-cycle, or a trapezoid; 0 after the end
     ============  ===================================================================
 
     Epochs are counted from the start of the run, warm-up included. A warm-up longer than the run
@@ -41,7 +43,7 @@ def lr_factor(config: ScheduleConfig, *, step: int, steps_per_epoch: int, epochs
         config: the schedule.
         step: steps made so far.
         steps_per_epoch: steps of an epoch.
-        epochs: epochs of the whole run; only cosine depends on it.
+        epochs: epochs of the whole run; only cosine and linear depend on it.
 
     Raises:
         ConfigError: If the schedule itself is not sound.
@@ -71,6 +73,11 @@ def _factor(config: ScheduleConfig, step: int, steps_per_epoch: int, epochs: int
         return rise * _drops(config.gamma, sum(m <= epoch for m in config.milestones))
     if config.kind == "cosine":
         return rise * _cosine(step - warmup_steps, steps_per_epoch * epochs - warmup_steps)
+    if config.kind == "linear":
+        fall_steps = steps_per_epoch * epochs - warmup_steps
+        if config.cooldown is not None:
+            fall_steps = round(config.cooldown * steps_per_epoch)
+        return rise * _linear(steps_per_epoch * epochs - step, fall_steps)
     return rise
 
 
@@ -100,6 +107,11 @@ def _cosine(done: int, total: int) -> float:
     return (1 + math.cos(math.pi * min(done, total) / total)) / 2
 
 
+def _linear(left: int, fall: int) -> float:
+    """From 1 at ``fall`` steps before the end to 0 there."""
+    return min(1.0, max(left, 0) / fall) if fall > 0 else 1.0
+
+
 def _check_counts(*, step: int = 0, steps_per_epoch: int, epochs: int) -> None:
     for name, value, least in (
         ("step", step, 0),
@@ -114,6 +126,12 @@ def _check(config: ScheduleConfig) -> None:
     for rule, holds in {
         f"kind must be one of {', '.join(_KINDS)}, got {config.kind!r}": config.kind in _KINDS,
         f"warmup must be >= 0 and finite, got {config.warmup!r}": 0 <= config.warmup < math.inf,
+        f"cooldown must be >= 0 and finite, got {config.cooldown!r}": (
+            config.cooldown is None or 0 <= config.cooldown < math.inf
+        ),
+        f"cooldown is for kind='linear', got {config.cooldown!r} with {config.kind!r}": (
+            config.cooldown is None or config.kind == "linear"
+        ),
         f"gamma must be >= 0 and finite, got {config.gamma!r}": 0 <= config.gamma < math.inf,
         f"step_size must be >= 1, got {config.step_size!r}": config.step_size >= 1,
         f"milestones must be >= 0, got {config.milestones!r}": all(

@@ -36,15 +36,18 @@ class SharedBatchNorm(_BatchNorm):
             return super().forward(input)
         dims = [0, *range(2, input.dim())]
         shape = (1, -1, *(1 for _ in dims[1:]))
-        count = input.new_tensor([input.numel() / input.shape[1]])
-        sums = _total(torch.cat([input.sum(dims), count]))
+        exact = input.to(torch.promote_types(input.dtype, torch.float32))  # half under autocast
+        count = exact.new_tensor([input.numel() / input.shape[1]])
+        sums = _total(torch.cat([exact.sum(dims), count]))
         n, mean = sums[-1], sums[:-1] / sums[-1]
-        centred = input - mean.view(shape)
+        centred = exact - mean.view(shape)
         var = _total(centred.square().sum(dims)) / n
         if self.running_mean is not None and self.running_var is not None:
             self._remember(mean.detach(), (var * n / (n - 1)).detach())
         out = centred * torch.rsqrt(var + self.eps).view(shape)
-        return out * self.weight.view(shape) + self.bias.view(shape) if self.affine else out
+        if self.affine:
+            out = out * self.weight.view(shape) + self.bias.view(shape)
+        return out.to(input.dtype)
 
     @torch.no_grad()
     def _remember(self, mean: Tensor, var: Tensor) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from dessilbi.lab.data import count_batches
 from dessilbi.lab.run.checkpoint import Progress, load_checkpoint, load_model, make_checkpoint
+from dessilbi.lab.run.config import ConfigError
 from dessilbi.lab.run.directory import RunError
 from dessilbi.lab.run.files import LAST
 from dessilbi.lab.training.build import (
@@ -23,7 +24,9 @@ from dessilbi.lab.training.build import (
 from dessilbi.lab.training.callbacks import Callback, make_callbacks, method_callback
 from dessilbi.lab.training.display import Display, Silent
 from dessilbi.lab.training.errors import TrainingError, not_finite
+from dessilbi.lab.training.fused import kernel_builds
 from dessilbi.lab.training.optimizers import make_optimizer
+from dessilbi.lab.training.precision import Precision
 from dessilbi.lab.training.schedule import lr_factor, run_factor, set_lr
 from dessilbi.lab.training.shared_batchnorm import share_batchnorm
 from dessilbi.lab.training.start import load_start, take_up
@@ -57,8 +60,9 @@ class Training:
     """Which split that is: test or validation."""
     model: nn.Module
     net: nn.Module
-    """The model as it is to be called: wrapped, if several processes train it."""
+    """The model as it is to be called: compiled, wrapped if several processes train it."""
     optimizer: Optimizer
+    precision: Precision
     steps_per_epoch: int
     progress: Progress = field(default_factory=Progress)
     fixed_mask: Mask | None = None
@@ -85,12 +89,12 @@ class Training:
         """Everything that the configuration asks for."""
         data = load_data(config, options.data_dir, options.download, device)
         model = fresh_network(config, data).to(device)
-        data = laid_out_for(model, data)
+        data = laid_out_for(model, data, half=config.precision != "full")
         steps_per_epoch = count_batches(len(data.train), config.batch_size)
         optimizer = make_optimizer(
             model, config.optimizer, data.shape, total_factor=run_factor(config, steps_per_epoch)
         )
-        net = model
+        net = _compiled(model, device, world) if config.compile else model
         if world.size > 1:
             # Statistics over the global batch, as one process would take them.
             model = share_batchnorm(model, device)
@@ -110,6 +114,7 @@ class Training:
             model=model,
             net=net,
             optimizer=optimizer,
+            precision=Precision(config, device),
             steps_per_epoch=steps_per_epoch,
         )
         t.method = method_callback(t)
@@ -205,3 +210,15 @@ class Training:
         epoch = step // self.steps_per_epoch + 1
         found = not_finite(what, self.model, self.optimizer, step, epoch)
         raise TrainingError(f"{found} The last good checkpoint is kept in {self.run.path / LAST}")
+
+
+def _compiled(model: nn.Module, device: torch.device, world: World) -> nn.Module:
+    """The model compiled, in what it does with a batch; its weights are shared."""
+    if world.size > 1:
+        raise ConfigError(
+            f"compile=True is for a single process, got {world.size}; leave out --compile"
+        )
+    if device.type == "cpu" and not kernel_builds():
+        raise ConfigError("compile=True needs a C++ compiler, and none works here")
+    # Code for each size of a batch, whichever sizes came before: as after a resume.
+    return cast("nn.Module", torch.compile(model, dynamic=False))

@@ -8,11 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from dessilbi._style import BLUE, GREEN, OKABE_ITO
 from dessilbi.lab.analysis.subnetworks import open_path
-from dessilbi.lab.data.splits import ImageSplit
+from dessilbi.lab.data import batches
 from dessilbi.lab.run.checkpoint import load_model
 from dessilbi.lab.run.config import Config, DataConfig, ModelConfig, ScheduleConfig
 from dessilbi.lab.run.directory import RunDir
@@ -196,8 +194,6 @@ SIZES: dict[Scale, tuple[Config, float, float]] = {
 }
 """The training, nu and lambd."""
 METHODS = ("SGD", "DessiLBI-1", "DessiLBI-10")
-FIRST_SNAKE, LAST_SNAKE = "n01728572", "n01756291"
-"""ImageNet's 17 classes of snakes, thunder snake to sidewinder, follow each other: WordNet ids."""
 
 
 class GradientImages(Recipe):
@@ -242,7 +238,8 @@ class GradientImages(Recipe):
         if not runs:
             return files
         first = next(iter(runs.values()))
-        image = snake(first.config(), options)
+        data = load_data(first.config(), options.data_dir, options.download)
+        image = next(iter(batches(data.test, 1, seed=0, epoch=0, shuffle=False)))[0][0]
         # The maps are summed behind the first ReLU: before it they are linear in the image, and
         # the gradient would not depend on it.
         relu = "relu" if results.scale == "paper" else "relu1"
@@ -260,19 +257,3 @@ class GradientImages(Recipe):
         ]
         title = "guided gradients of the first layer's filters, ordered by norm from the upper left"
         return files + draw_images(blocks, out / f"{self.name}-images", title)
-
-
-def snake(config: Config, options: RunOptions) -> Tensor:
-    """The first test image of a snake, as in the paper, or the first of all where there is none."""
-    data = load_data(config, options.data_dir, options.download)
-    snakes = [
-        i
-        for i, name in enumerate(data.classes)
-        if "snake" in name.lower() or FIRST_SNAKE <= name <= LAST_SNAKE
-    ]
-    assert isinstance(data.test, ImageSplit)
-    # By label: images in class order would have to be decoded by the thousand to find one.
-    shown = torch.isin(data.test.labels.cpu(), torch.tensor(snakes)).nonzero().flatten()
-    image = data.test.take(shown[:1] if len(shown) else torch.zeros(1, dtype=torch.int64))
-    x, _ = next(iter(image.stream(torch.zeros(1, dtype=torch.int64), [(0, 1)], None, None)))
-    return x[0]

@@ -29,6 +29,7 @@ def make_callbacks(t: Training) -> list[Callback]:
     if t.options.check_step:
         asked.append(StepCheckCallback(t))
     return [
+        t.precision,
         FixedMaskCallback(),
         t.method,
         PathCallback(t),

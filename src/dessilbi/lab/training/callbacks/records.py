@@ -25,9 +25,10 @@ class RecordsCallback(Callback):
         for name in (METRICS, TIMING):
             t.run.forget_after(name, t.progress.epoch if resumed else -1)
         if not resumed and t.fixed_mask is not None:
-            found = evaluate_epoch(
-                t.model, t.optimizer, t.evaluated, t.data.train, mask=t.fixed_mask
-            )
+            with t.precision.autocast():
+                found = evaluate_epoch(
+                    t.model, t.optimizer, t.evaluated, t.data.train, mask=t.fixed_mask
+                )
             t.run.append(METRICS, {"epoch": 0, "judged_on": t.evaluated_on, **found})
             t.run.append(TIMING, {"epoch": 0, "images": 0, "train_seconds": 0.0})
 

@@ -121,12 +121,14 @@ function valuesAt(series, epoch, unit) {
     .map((one) => `${one.label}: ${short(one.y[one.x.indexOf(epoch)])}${unit}`);
 }
 
-function nearestPoint(series, { x, y }, spot) {
+function nearestPoint({ series, xlabel, ylabel }, { x, y }, spot) {
   let [best, distance] = [null, 16];
   for (const one of series) {
     one.x.forEach((value, i) => {
       const gap = Math.hypot((x(value) - spot.x) * spot.box.width, (y(one.y[i]) - spot.y) * spot.box.height);
-      if (gap < distance) [best, distance] = [{ title: one.label, lines: one.words[i], epoch: one.epochs?.[i] }, gap];
+      if (gap >= distance) return;
+      const lines = [`${xlabel}: ${short(value)}`, `${ylabel}: ${short(one.y[i])}`];
+      [best, distance] = [{ title: one.label, lines, epoch: one.epochs?.[i] }, gap];
     });
   }
   return best;
@@ -157,7 +159,7 @@ function chartSpec(charts) {
     },
     hit({ chart, plot }, event) {
       const spot = pointer(event, plot);
-      if (!overEpochs) return nearestPoint(chart.series, plot, spot);
+      if (!overEpochs) return nearestPoint(chart, plot, spot);
       const away = (epoch) => Math.abs(epoch - plot.x.invert(spot.x));
       const epoch = report.epochs.reduce((a, b) => (away(b) < away(a) ? b : a));
       const lines = valuesAt(chart.series, epoch, chart.unit);
@@ -171,7 +173,7 @@ function chartSpec(charts) {
     readout({ chart: { series, unit } }) {
       if (readouts) return readouts[state.run];
       const epoch = recordEpoch(run());
-      const values = valuesAt(series.filter((one) => one.run === null || one.run === state.run), epoch, unit);
+      const values = valuesAt(series.filter((one) => one.run === state.run), epoch, unit);
       return `Epoch ${epoch}: ${values.join(" · ").replaceAll(`${run().name}: `, "") || "nothing was measured"}.`;
     },
   };

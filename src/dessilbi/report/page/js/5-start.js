@@ -82,7 +82,7 @@ function updateFigures() {
 }
 
 async function start() {
-  const specs = { paths: pathsSpec, entries: entriesSpec, next: nextSpec, densities: densitiesSpec, filters: filtersSpec, overlap: overlapSpec };
+  const specs = { paths: pathsSpec, entries: entriesSpec, next: nextSpec, densities: densitiesSpec, filters: filtersSpec };
   report = await decode();
   state.run = Math.max(report.runs.findIndex((one) => one.path), 0);
   state.epoch = report.epochs.at(-1);
@@ -101,7 +101,7 @@ async function start() {
 }
 
 start().catch((error) => {
-  // The static figures stay.
-  for (const made of document.querySelectorAll(".panel > :not(figcaption, .static)")) made.remove();
+  for (const made of document.querySelectorAll(".panel > :not(figcaption)")) made.remove();
+  document.querySelector(".panels").prepend(element("p", { className: "notes" }, "This browser cannot draw the panels; one from 2025 on can."));
   console.error(error);
 });
