@@ -22,7 +22,7 @@ from compaction_nets import (
     weight_mask,
 )
 from dessilbi import Mask, project, recalibrate_batchnorm
-from dessilbi.compaction import compact
+from dessilbi.compaction import CompactError, compact
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,7 +86,7 @@ def test_hard_architectures_with_filters_off(name: str, off: float, seed: int) -
     make, shape = NETS[name]
     torch.manual_seed(seed)
     model = randomize(make(), seed)
-    check(model, filter_mask(model, off, seed, head=seed == 1), shape)
+    check(model, filter_mask(model, off, seed, head=seed == 1 and off < 1), shape)
     check(model, filter_mask(model, off, seed), shape, "scatter")
 
 
@@ -133,9 +133,13 @@ def test_nothing_off_changes_nothing(name: str) -> None:
         assert p.shape == sizes[key], key
 
 
-def test_everything_off_leaves_the_biases() -> None:
+def test_everything_off_but_the_classifier_leaves_the_biases() -> None:
     model = randomize(lab_net("digits-net", 8, 1))
-    mask = Mask({n: torch.zeros_like(p).bool() for n, p in model.named_parameters() if p.ndim > 1})
+    weights = {n: p for n, p in model.named_parameters() if p.ndim > 1}
+    mask = Mask({n: torch.zeros_like(p).bool() for n, p in weights.items() if n != "fc.weight"})
+    with pytest.raises(CompactError, match="the mask keeps no weight at all"):
+        compact(model, mask, torch.zeros(1, 1, 8, 8), latency=False)
+    mask = Mask({**mask, "fc.weight": torch.ones(10, 512).bool()})
     small = check(model, mask, (1, 8, 8))
     # A layer that is still computed keeps one channel; no other is left.
     assert {p.shape[0] for n, p in small.named_parameters() if n.startswith("conv")} == {1}

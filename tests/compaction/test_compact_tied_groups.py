@@ -59,7 +59,9 @@ def test_every_network_can_be_split(name: str) -> None:
     make, shape = NETS[name]
     net = make()
     groups = split_parameters(net, tied=True, example_input=torch.zeros(2, *shape))
-    assert bool(tied_sets(groups)) == (name in ("residual", "separable", "excited", "oddments"))
+    assert bool(tied_sets(groups)) == (
+        name in ("residual", "separable", "excited", "oddments", "tokens")
+    )
     if not tied_sets(groups):
         plain = split_parameters(net)
         assert [(g["name"], len(g["params"])) for g in groups] == [

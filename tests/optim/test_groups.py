@@ -222,3 +222,90 @@ def test_errors_name_the_way_out(kwargs: dict[str, Any], message: str) -> None:
 def test_a_model_without_parameters_is_refused() -> None:
     with pytest.raises(ValueError, match="Sequential has no parameters"):
         split_parameters(nn.Sequential(nn.ReLU()))
+
+
+def test_frozen_parameters_get_no_twin() -> None:
+    model = small()
+    model[0].weight.requires_grad_(False)
+    found = options_by_name(split_parameters(model, {"0": {"penalty": "group_lasso"}}))
+    assert found["0.weight"]["penalty"] is None
+    assert found["3.weight"]["penalty"] == "lasso"
+
+
+class Wrapped(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.net = inner
+
+
+def test_the_name_of_a_wrapper_never_matters() -> None:
+    for model in (
+        Wrapped(small()),
+        nn.DataParallel(small()),
+        torch.compile(small(), backend="eager"),
+    ):
+        groups = split_parameters(model, {"0": {"lambd": 0.25}}, exclude=["3"])
+        found = options_by_name(groups)
+        assert set(found) == {name for name, _ in model.named_parameters()}
+        by_end = {name[-8:]: options for name, options in found.items()}
+        assert by_end["0.weight"]["lambd"] == 0.25
+        assert by_end["3.weight"]["penalty"] is None
+
+
+class OwnLinear(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.weight
+
+
+def test_weights_of_unknown_modules_are_named() -> None:
+    model = nn.Sequential(OwnLinear(), nn.Linear(3, 2))
+    with pytest.warns(UserWarning, match=r"1 weights get no twin.*0\.weight \(OwnLinear\)"):
+        split_parameters(model)
+    split_parameters(model, exclude=["0"])  # whoever names it knows
+    found = options_by_name(split_parameters(model, {"0": {"penalty": "lasso"}}))
+    assert found["0.weight"]["penalty"] == "lasso"
+    parametrized = nn.Sequential(torch.nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)))
+    with pytest.warns(UserWarning, match="ParametrizationList"):
+        split_parameters(parametrized)
+
+
+class Gated(nn.Module):
+    """A transformer's hidden layer: SwiGLU beside a stream."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(4)
+        self.gate, self.up, self.down = nn.Linear(4, 6), nn.Linear(4, 6), nn.Linear(6, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm(x)
+        return x + self.down(nn.functional.silu(self.gate(y)) * self.up(y))
+
+
+def test_a_neuron_is_its_rows_and_its_column() -> None:
+    groups = split_parameters(Gated(), tied=True, example_input=torch.zeros(2, 3, 4))
+    (neurons,) = (g for g in groups if g.get("tied"))
+    assert neurons["name"] == "neurons of gate.weight"
+    assert [name for name, _ in neurons["params"]] == ["gate.weight", "up.weight", "down.weight"]
+    assert neurons["group_dim"] == (0, 0, 1)
+    model = Gated()
+    opt = DessiLBI(
+        split_parameters(model, tied=True, example_input=torch.zeros(2, 3, 4)),
+        lr=0.5, nu=1.0, lambd=0.8,
+    )  # fmt: skip
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    for _ in range(5):
+        opt.step()
+    mask = opt.mask()
+    kept = mask["gate.weight"].any(1)
+    assert torch.equal(kept, mask["up.weight"].any(1))
+    assert torch.equal(kept, mask["down.weight"].any(0))
+    decided = split_parameters(
+        Gated(), {"up": {"penalty": "lasso"}}, tied=True, example_input=torch.zeros(2, 3, 4)
+    )
+    assert not any(g.get("tied") for g in decided)

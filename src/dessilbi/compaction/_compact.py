@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from dessilbi.graph.compare import (
     TOLERANCES,
+    coarsest,
     difference,
     drawn_examples,
     in_double,
@@ -29,7 +30,7 @@ from dessilbi.path import Mask
 from dessilbi.path.sharded import is_sharded
 from dessilbi.subnet import project, recalibrate_batchnorm
 
-from .autotune import BATCH, is_channels_last, is_faster, may_be_channels_last
+from .autotune import batch_to_time, is_channels_last, is_faster, may_be_channels_last
 from .cutting import Cut, Cutter
 from .graph_form import set_state
 from .optimizer_state import cut_optimizer
@@ -156,17 +157,22 @@ def compact(
     """
     if streams not in ("auto", "keep", "scatter"):
         raise CompactError(f"streams must be auto, keep or scatter, got {streams!r}")
+    if form not in ("auto", "modules", "graph"):
+        raise CompactError(f"form must be auto, modules or graph, got {form!r}")
+    example = Example.of(example_input)
     model = bare_model(model)
     if is_sharded(model):
         raise CompactError(
             "each rank holds a part of the weights (FSDP2): gather them into a model that is not "
             "sharded, and compact that"
         )
-    if form not in ("auto", "modules", "graph"):
-        raise CompactError(f"form must be auto, modules or graph, got {form!r}")
-    example = Example.of(example_input)
     refuse_hidden_code(model)
     mask = Mask.of(mask)
+    if mask.total and not mask.kept:
+        raise CompactError(
+            "the mask keeps no weight at all, so that nothing is left but biases; take a larger "
+            "budget, or a later epoch"
+        )
     masked = masked_copy(model, mask)
     if recalibrate is not None:
         recalibrate_batchnorm(masked, recalibrate)
@@ -180,10 +186,12 @@ def compact(
     if channels_last is None:
         channels_last = was_channels_last
         if latency and may_be_channels_last(final.model, example):
-            batch = random_like(example, BATCH if any_size else examples)
+            batch = random_like(
+                example, batch_to_time(final.model, example) if any_size else examples
+            )
             channels_last = is_faster(final.model, final.model, batch, (True, False))
     if streams == "auto" and latency and form != "modules":
-        batch = random_like(example, BATCH if any_size else examples)
+        batch = random_like(example, batch_to_time(final.model, example) if any_size else examples)
         final = cutter.fastest(final, batch, channels_last)
     small = final.model
     if channels_last or was_channels_last:  # layers that were not cut are as they were
@@ -273,11 +281,13 @@ def _checked(
     if given:
         sets["given"] = given
     found = []
-    precise = _in_double(small, masked, final.values, in_double(sets["random"][0]))
+    doubled = in_double(sets["random"][0])
+    precise = _in_double(small, masked, final.values, doubled)
+    finest = TOLERANCES[torch.float64 if precise is None else coarsest(precise[1], doubled)]
     for kind, batches in sets.items():
         if precise is not None:
             one = difference(*precise, map(in_double, batches), kind)
-            require_small(one, TOLERANCES[torch.float64])
+            require_small(one, finest)
             found.append(one)
         # With the model that was given: a copy of it need not be the same. In less than float64
         # rounding may tip a choice between two that are as good.

@@ -9,6 +9,7 @@ shapes, threads and the machine, so whole networks are timed against each other.
 
 from __future__ import annotations
 
+import time
 from copy import deepcopy
 from functools import partial
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import fx, nn
 
+from dessilbi.graph.compare import random_like
 from dessilbi.graph.matrix import GroupedConvolution, Matrix
 from dessilbi.graph.steps import Join
 from dessilbi.graph.values import broadcast
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 
 BATCH = 32
 """Examples that networks are timed on: enough to be like any larger batch."""
+_LONGEST = 0.5
+"""Seconds that a call that is timed may take."""
 MARGIN = 0.98
 """What is less plain must take less than this share of the time."""
 
@@ -99,6 +103,17 @@ def is_channels_last(model: nn.Module) -> bool:
         for p in model.parameters()
         if p.ndim == 4
     )
+
+
+@torch.no_grad()
+def batch_to_time(model: nn.Module, example: Example) -> int:
+    """How many examples a network is timed on: fewer than usual if they take long."""
+    one = random_like(example, 2)
+    one.call(model)
+    start = time.perf_counter()
+    one.call(model)
+    each = (time.perf_counter() - start) / 2
+    return max(2, min(BATCH, int(_LONGEST / max(each, 1e-9))))
 
 
 def is_faster(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import asdict, dataclass
@@ -147,6 +148,7 @@ def measure(
     compact: nn.Module,
     arguments_of: dict[int, Example],
     reformat: bool,
+    seconds: float = 30.0,
 ) -> tuple[Latency, ...]:
     """Time both networks for each batch size, on as many threads as torch has now.
 
@@ -155,6 +157,7 @@ def measure(
         compact: the smaller one.
         arguments_of: what they are called with, by batch size.
         reformat: whether the dense one is timed with its channels last as well.
+        seconds: batches that would take longer, by the smaller ones, are left out.
     """
     networks = [dense, compact]
     if reformat:
@@ -162,8 +165,14 @@ def measure(
         with torch.inference_mode(), suppress(RuntimeError):  # a view that needs the other format
             next(iter(arguments_of.values())).call(other)
             networks.append(other)
-    found = []
-    for batch, arguments in arguments_of.items():
+    found: list[Latency] = []
+    stop = time.perf_counter() + seconds
+    for batch, arguments in sorted(arguments_of.items()):
+        if found:
+            last = found[-1]
+            one_round = (last.dense.median + last.compact.median) / 1e3 * batch / last.batch
+            if time.perf_counter() + 4 * one_round > stop:  # a call before, and three rounds
+                break
         calls = [partial(arguments.call, network) for network in networks]
         found.append(Latency(batch, *side_by_side(calls)))
     return tuple(found)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from .errors import CompactError
@@ -197,6 +198,31 @@ def in_double(arguments: Any) -> Any:
         return value.double() if floating else value
 
     return arguments.map(one) if isinstance(arguments, Example) else tree_map(one, arguments)
+
+
+@torch.no_grad()
+def coarsest(network: Callable[..., Any], example: Example) -> torch.dtype:
+    """The coarsest precision that a network computes in: some name one in their code."""
+    seen = _Precisions()
+    with seen:
+        _called(network, example)
+    return max(seen.found, key=TOLERANCES.__getitem__)
+
+
+class _Precisions(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The precisions that floating-point numbers are rounded to."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found = {torch.float64}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and result.dtype in TOLERANCES:
+            self.found.add(result.dtype)
+        return result
 
 
 def _called(network: Callable[..., Any], arguments: tuple[Any, ...] | Example) -> Any:

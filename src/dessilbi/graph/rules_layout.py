@@ -106,6 +106,14 @@ def cat(run: Run, node: fx.Node) -> Value | None:
     if operator_name(node) == "stack":
         parts = [_unsqueezed(part, dim) for part in parts]
     parts = [part for part in parts if part.ndim == len(shape)]  # torch skips empty ones
+    if not all(any(f.shape[dim] > 1 for f in part.factors) for part in parts):
+        # What is cut along other dimensions as well is not cut along this one.
+        parts = [
+            uniform(run.classes, part, [dim])
+            if any(len(support(f)) > 1 and dim in support(f) for f in part.factors)
+            else part
+            for part in parts
+        ]
     if any(f.shape[dim] > 1 for part in parts for f in part.factors):
         joined = [_along(run, part, dim) for part in parts]
         over = broadcast(*[tuple(1 if d == dim else n for d, n in enumerate(j.shape))

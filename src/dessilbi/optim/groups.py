@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
+import warnings
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.parameter import is_lazy
 
-from dessilbi._text import did_you_mean
-from dessilbi.graph.ties import tied_channels
-
-from ._options import OPTIONS
+from ._patterns import Rule, names_of
+from .tied_groups import tied_weights
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -22,7 +19,6 @@ if TYPE_CHECKING:
     from ._options import PenaltyOption
 
 _BY_ELEMENT = (nn.Linear, nn.Bilinear, nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)
-_WILDCARDS = frozenset("*?[")
 
 
 def split_parameters(
@@ -57,10 +53,11 @@ def split_parameters(
             of entry of a BatchNorm net repeats the order of its initial norms.
         tied: filters that can only be removed together are one group of Gamma, and so enter and
             leave together: those of all layers that write to a residual stream, a depthwise filter
-            and the one before it. Rows of linear layers too where a pattern groups them
+            and the one before it; of the hidden layers of transformers the neurons, rows of up (and
+            gate) and columns of down. Rows of other linear layers where a pattern groups them
             (``"group_lasso"``). Their norm is the joint one, ``lambd`` its threshold.
-        example_input: a batch to follow through the network, or a tuple of arguments whose first is
-            one; needed for ``tied``, its values do not matter.
+        example_input: a batch to follow through the network, a tuple of arguments whose first is
+            one, or a dict of keyword arguments; needed for ``tied``, its values do not matter.
 
     Returns:
         Groups with ``params`` as ``(name, parameter)`` pairs, a ``name``, and their options.
@@ -86,12 +83,12 @@ def split_parameters(
     elif init_scaled is not None:
         scaling = {"lambd_scale": "init", "lambd": float(init_scaled)}
 
-    rules = [_Rule(p, {"penalty": None}) for p in _as_list(exclude)]
-    rules += [_Rule(p, dict(options)) for p, options in (patterns or {}).items()]
+    rules = [Rule(p, {"penalty": None}) for p in _as_list(exclude)]
+    rules += [Rule(p, dict(options)) for p, options in (patterns or {}).items()]
     for rule in rules:
         rule.check()
 
-    named, aliases = list(model.named_parameters()), _names(model)
+    named, aliases = list(model.named_parameters()), names_of(model)
     if not named:
         raise ValueError(f"{type(model).__name__} has no parameters to optimize")
     owners = _owners(model)
@@ -103,11 +100,15 @@ def split_parameters(
                 "split_parameters"
             )
         own = _default_options(p, owners[id(p)])
+        if not p.requires_grad:
+            own["penalty"] = None
         filters = _are_filters(own)
         first = next((r for r in rules if any(map(r.matches, aliases[id(p)]))), None)
         if first is not None:
             first.used = True
             given = dict(first.options)
+            if not p.requires_grad:  # is not trained, and so has no twin
+                given.pop("penalty", None)
             if p.ndim < 2 and not any(map(first.names_exactly, aliases[id(p)])):
                 given.pop("penalty", None)
             if given.get("penalty") == "auto":
@@ -118,39 +119,26 @@ def split_parameters(
         else:
             own.pop("group_dim", None)
             own.pop("tied", None)
-        chosen[name] = _Choice(own, _label(own["penalty"], first), filters)
+        decided = first is not None and ("penalty" in first.options or own["penalty"] is None)
+        chosen[name] = _Choice(
+            own, _label(own["penalty"], first), filters, decided, first is not None
+        )
     for rule in rules:
         rule.check_used([name for names in aliases.values() for name in names], rules)
 
     if tied:
-        for names in _tied_filters(model, example_input):
+        streams, neurons = tied_weights(model, example_input)
+        for names in streams:
             _tie({name: chosen[name] for name in names})
+        for dims in neurons:
+            _tie_neurons({name: chosen[name] for name in dims}, dims, scaling)
+    _warn_of_unknown(model, chosen)
     groups: dict[tuple[Any, ...], dict[str, Any]] = {}
     for name, p in named:
         choice = chosen[name]
         group = {"name": choice.label, "params": [], **choice.options}
         groups.setdefault(choice.key, group)["params"].append((name, p))
     return list(groups.values())
-
-
-def _tied_filters(model: nn.Module, example_input: Any) -> list[list[str]]:
-    """Sets of weights, by name: slice i along dimension 0 of all weights of a set is one channel.
-
-    Channels that cannot leave are left out, and so are sets to which a weight belongs with a part
-    of its slices only (a concatenation) or in another order.
-    """
-    weights = {name: p for name, p in model.named_parameters() if p.ndim > 1}
-    found = []
-    for one in tied_channels(model, example_input):
-        writers = [m for m in one.members if m.dim == 0 and m.parameter in weights]
-        if (
-            one.free
-            and len(writers) > 1
-            and all(torch.equal(m.index, writers[0].index) for m in writers)
-            and all(m.index.numel() == len(weights[m.parameter]) == one.channels for m in writers)
-        ):
-            found.append([m.parameter for m in writers])
-    return found
 
 
 @dataclass
@@ -161,6 +149,10 @@ class _Choice:
     label: str
     filters: bool
     """Whether it is grouped by filter unless a pattern says otherwise."""
+    decided: bool
+    """Whether a pattern chose its penalty."""
+    named: bool
+    """Whether a pattern, or exclude, matches it at all."""
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -192,49 +184,47 @@ def _tie(together: dict[str, _Choice]) -> None:
             choice.label = label
 
 
-@dataclass
-class _Rule:
-    """A pattern and the options it gives."""
-
-    pattern: str
-    options: dict[str, Any]
-    used: bool = field(default=False)
-
-    def check(self) -> None:
-        for option in self.options:
-            if option not in (*OPTIONS, "c"):
-                hint = did_you_mean(option, (*OPTIONS, "c"))
-                raise ValueError(f"pattern {self.pattern!r} sets unknown option {option!r}{hint}")
-
-    def matches(self, name: str) -> bool:
-        parts = name.split(".")
-        ancestors = (".".join(parts[:i]) for i in range(len(parts), 0, -1))
-        return any(fnmatchcase(path, self.pattern) for path in ancestors)
-
-    def names_exactly(self, name: str) -> bool:
-        return name == self.pattern and not _WILDCARDS & set(self.pattern)
-
-    def check_used(self, names: list[str], rules: list[_Rule]) -> None:
-        if self.used:
-            return
-        hidden = [name for name in names if self.matches(name)]
-        if hidden:
-            winner = next(r.pattern for r in rules if r.matches(hidden[0]))
-            raise ValueError(
-                f"pattern {self.pattern!r} decides nothing: {winner!r} comes first and takes "
-                f"{hidden[0]!r}; put the narrower pattern first"
-            )
-        known = {".".join(n.split(".")[:i]) for n in names for i in range(1, n.count(".") + 2)}
-        hint = did_you_mean(self.pattern, sorted(known))
-        raise ValueError(f"pattern {self.pattern!r} matched no parameter{hint}")
+def _tie_neurons(
+    together: dict[str, _Choice], dims: dict[str, int], scaling: dict[str, Any]
+) -> None:
+    """Make one group of the weights of a hidden layer's neurons, unless a pattern decided."""
+    first = next(iter(together))
+    if any(choice.decided for choice in together.values()):
+        return
+    if len({choice.key[1:] for choice in together.values()}) > 1:
+        return  # options of their own, given by patterns
+    for choice in together.values():
+        choice.options |= scaling | {
+            "penalty": "group_lasso",
+            "tied": True,
+            "group_dim": tuple(dims.values()),
+        }
+        choice.label = f"neurons of {first}"
 
 
-def _names(model: nn.Module) -> dict[int, list[str]]:
-    """The names of each parameter, by id: more than one where weights are tied."""
-    names: dict[int, list[str]] = {}
-    for name, p in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(p), []).append(name)
-    return names
+def _warn_of_unknown(model: nn.Module, chosen: dict[str, _Choice]) -> None:
+    """Say which weights get no twin only because their module is not known."""
+    parts = dict(model.named_modules())
+    unknown = []
+    for name, p in model.named_parameters():
+        owner, _, own = name.rpartition(".")
+        kind = type(parts[owner])
+        ours = kind.__module__.startswith("torch.nn.") and "parametriz" not in kind.__module__
+        multiplied = own == "weight" or "parametriz" in kind.__module__
+        choice = chosen[name]
+        if p.ndim < 2 or ours or not multiplied or not p.requires_grad:
+            continue
+        if choice.options["penalty"] is None and not choice.named:
+            unknown.append(f"{name} ({kind.__name__})")
+    if unknown:
+        warnings.warn(
+            f"{len(unknown)} weights get no twin, because their modules are not known: "
+            f"{', '.join(unknown[:3])}{', ...' if len(unknown) > 3 else ''}; name them in "
+            'patterns, as {"'
+            + unknown[0].split(" ")[0]
+            + '": {"penalty": "lasso"}}, or in exclude',
+            stacklevel=3,
+        )
 
 
 def _owners(model: nn.Module) -> dict[int, list[nn.Module]]:
@@ -253,9 +243,14 @@ def _default_options(p: Tensor, owners: list[nn.Module]) -> dict[str, Any]:
     for module in owners:
         if isinstance(module, _ConvNd):
             return {"penalty": "group_lasso", "group_dim": _filter_dim(module, p)}
-        if isinstance(module, _BY_ELEMENT):
+        if isinstance(module, _BY_ELEMENT) or _is_conv1d(module):
             return {"penalty": "lasso", "group_dim": 0}
     return {"penalty": None, "group_dim": 0}
+
+
+def _is_conv1d(module: nn.Module) -> bool:
+    """Whether a module is GPT-2's linear layer, whose weight is turned."""
+    return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
 
 
 def _filter_dim(module: _ConvNd, weight: Tensor) -> int:
@@ -270,7 +265,7 @@ def _filter_dim(module: _ConvNd, weight: Tensor) -> int:
     return 0
 
 
-def _label(penalty: PenaltyOption, rule: _Rule | None) -> str:
+def _label(penalty: PenaltyOption, rule: Rule | None) -> str:
     if penalty is None or isinstance(penalty, str):
         kind = {"group_lasso": "filters", "lasso": "elements"}.get(penalty or "", "dense")
     else:

@@ -56,14 +56,14 @@ def _read_file(name: str, stem: str, path: Path) -> Tensor:
     content = read_bytes(path)
     sha256 = hashlib.sha256(content).hexdigest()
     for other in _TORCHVISION:
-        for real, checksum in (SOURCES[other].sha256 or {}).items():
+        for real, checksum in SOURCES[other].sha256.items():
             if sha256 == checksum and (other, real) != (name, stem):
                 raise DataError(
                     f"{path} is {real} of {other}, not {stem} of {name}. Put each set in a folder "
                     f"of its own name ({name}/, {other}/) and name their parent in --data-dir."
                 )
     values = parse_idx(content, path, 3 if "images" in stem else 1)
-    if sha256 != (SOURCES[name].sha256 or {})[stem]:
+    if sha256 != SOURCES[name].sha256[stem]:
         if values.shape[1:] not in ((), (28, 28)):
             raise damaged(path, f"its images are {tuple(values.shape[1:])} pixels, not (28, 28)")
         if len(values) == COUNTS[stem]:

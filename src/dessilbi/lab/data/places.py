@@ -25,7 +25,7 @@ class Source(NamedTuple):
     megabytes: int
     md5: dict[str, str]
     """By file."""
-    sha256: dict[str, str] | None = None
+    sha256: dict[str, str] = {}  # noqa: RUF012 - never changed
     """Of uncompressed files."""
 
 
