@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import Dataset
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
-from dessilbi import SplitLBI, project, split_parameters
+from dessilbi import SplitLBI, compact, project, split_parameters
 from dessilbi.integrations.hf import DessilbiCallback, NestedTrainer
 
 
@@ -64,6 +64,24 @@ def with_a_twin(folder: Path) -> DessilbiCallback:
     return callback
 
 
+def fewer_neurons(folder: Path) -> LlamaForCausalLM:
+    # Neurons of the MLP are the groups: what the mask leaves out goes, and the config says so.
+    model = small_llama()
+    tokens = {"input_ids": torch.arange(12)[None]}
+    neurons = {f"*.{name}_proj": {"penalty": "group_lasso"} for name in ("gate", "up")}
+    rest = ["lm_head", "*.self_attn", "*.down_proj"]
+    opt = SplitLBI(torch.optim.AdamW(split_parameters(model, neurons, exclude=rest), lr=1e-2))
+    callback = DessilbiCallback()
+    trainer = Trainer(
+        model, arguments(folder), train_dataset=Counting(), optimizers=(opt, None),
+        callbacks=[callback],
+    )  # fmt: skip
+    trainer.train()
+    small = compact(model, callback.path.mask(density=0.5), tokens, latency=False)
+    small.save_pretrained(folder / "small")
+    return LlamaForCausalLM.from_pretrained(folder / "small")
+
+
 def every_budget(folder: Path) -> NestedTrainer:
     # No twin: each step trains several budgets, and backward stays the Trainer's.
     model = small_llama()
@@ -79,4 +97,5 @@ def every_budget(folder: Path) -> NestedTrainer:
 if __name__ == "__main__":
     target = Path(sys.argv[1] if len(sys.argv) > 1 else mkdtemp())
     print("density by epoch:", *map(with_a_twin(target).path.density, range(1, 5)))
+    print("neurons left:", fewer_neurons(target).config.intermediate_size, "of 32")
     every_budget(target)

@@ -80,6 +80,9 @@ def test_the_trainer_example(hf: ModuleType, tmp_path: Path) -> None:
     assert path.epochs == (1, 2, 3, 4)
     assert path.density(1) < path.density(4) < 1
     assert path.layers[0].name == "model.layers.0.self_attn.q_proj.weight"
+    small = hf.fewer_neurons(tmp_path)
+    assert small.config.intermediate_size < 32
+    assert small(torch.arange(12)[None]).logits.shape == (1, 12, 16)
     trainer = hf.every_budget(tmp_path)
     assert trainer.nested.budget_ranks is not None
     small = hf.LlamaForCausalLM.from_pretrained(tmp_path / "tenth")
