@@ -5,7 +5,7 @@ from dessilbi.graph.errors import CompactError
 from dessilbi.graph.plan import Plan
 from dessilbi.graph.ties import Member, Tied, tied_channels
 
-from ._compact import Compact, CompactWarning, compact
+from ._compact import Compact, compact
 from .latency import Timing, side_by_side
 from .onnx import export_onnx, run_onnx
 from .optimizer_state import cut_optimizer
@@ -16,7 +16,6 @@ from .sparse import SparseLinear, SparseReport, sparsify
 __all__ = [
     "Compact",
     "CompactError",
-    "CompactWarning",
     "Difference",
     "Latency",
     "Member",

@@ -54,10 +54,6 @@ _O = TypeVar("_O", bound="Optimizer")
 Streams = Literal["auto", "keep", "scatter"]
 
 
-class CompactWarning(UserWarning):
-    """Nothing was gained, and why."""
-
-
 @dataclass(frozen=True)
 class Compact:
     """A smaller network, what it gained, and how it was cut."""
@@ -245,10 +241,8 @@ def _warn_if_nothing(report: Report, mask: Mask) -> None:
         return
     why = "; ".join(report.kept_whole) or "what is off is tied to what is not"
     warnings.warn(
-        CompactWarning(
-            f"nothing was removed, though the mask keeps only {mask.density:.0%} of the weights "
-            f"that it names: {why}"
-        ),
+        f"nothing was removed, though the mask keeps only {mask.density:.0%} of the weights "
+        f"that it names: {why}",
         stacklevel=3,
     )
 

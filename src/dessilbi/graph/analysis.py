@@ -6,7 +6,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from . import rules_layout, rules_matrix, rules_norm, rules_pointwise
 from .classes import Classes
@@ -116,7 +116,7 @@ class Analysis:
             ids: list[Tensor | None] = [None] * tensor.ndim
             for d in reversed(range(tensor.ndim)):  # columns before rows, as they are read first
                 # What is made in the code is no parameter, and stays as it is.
-                known = name in self.network.names and tensor.is_floating_point()
+                known = name in self.network.names and _is_cut(node, tensor)
                 if tensor.shape[d] > 1 and known:
                     ids[d] = self.classes.new(tensor.shape[d])
             leaf = self.leaves[key] = Leaf(name, tensor, tuple(ids))
@@ -223,6 +223,13 @@ class Analysis:
                 if d != best:
                     first = first.narrow(d, 0, 1)
             self.classes.tie(grid, first)
+
+
+def _is_cut(node: fx.Node, tensor: Tensor) -> bool:
+    """Parameters are, and of the buffers the statistics of a BatchNorm."""
+    if isinstance(tensor, nn.Parameter):
+        return tensor.is_floating_point()
+    return any("batch_norm" in operator_name(user) for user in node.users)
 
 
 def _plain(value: Any) -> Any:

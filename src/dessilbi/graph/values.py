@@ -167,20 +167,34 @@ def merged(classes: Classes, values: Sequence[Value], shape: Shape) -> tuple[Ten
     """The factors of what several values give that meet value by value."""
     ndim = len(shape)
     found: list[Tensor] = []
-    for value in values:
+    # Those that depend on the input first: parameters follow them.
+    for value in sorted(values, key=lambda v: v.fixed):
         for factor in value.factors:
             new = aligned(factor, ndim)
             rest = []
             for known in found:
-                if support(known) & support(new):
+                if not support(known) & support(new):
+                    rest.append(known)
+                elif value.fixed and support(new) < support(known):
+                    # One scale for all heads: what is left of the factor are the heads.
+                    classes.hold(new)
+                    new = _without(classes, known, support(new))
+                else:
                     classes.tie(known, new)
                     new = known if len(support(known)) <= len(support(new)) else new
-                else:
-                    rest.append(known)
             found = [*rest, new]
     return tuple(
         left for factor in found if (left := _fitted(classes, factor, values, ndim)) is not None
     )
+
+
+def _without(classes: Classes, factor: Tensor, dims: Iterable[int]) -> Tensor:
+    """A factor that does not depend on some dimensions."""
+    first = factor
+    for d in dims:
+        first = first.narrow(d, 0, 1)
+    classes.tie(factor, first)
+    return first
 
 
 def _fitted(classes: Classes, factor: Tensor, values: Sequence[Value], ndim: int) -> Tensor | None:
