@@ -344,6 +344,7 @@ def test_a_held_mask_trains_as_a_network_that_is_masked_by_hand() -> None:
         assert_same_state(net, other.state_dict())
 
 
+@pytest.mark.filterwarnings("ignore:nothing was removed")
 def test_the_support_goes_straight_into_project_and_compact():
     net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
     x = torch.randn(5, 1, 8, 8, generator=torch.Generator().manual_seed(0))

@@ -104,6 +104,7 @@ def compact(
     channels_last: bool | None = None,
     latency: bool = True,
     tolerance: float | None = None,
+    allow_empty: bool = False,
 ) -> Compact:
     """Cut everything out of a network that a mask leaves without effect.
 
@@ -136,6 +137,7 @@ def compact(
             on the CPU, streams are kept and the memory format is the model's.
         tolerance: largest difference, relative to the largest output, in the model's own precision;
             by default 1e-5 in float32. In float64 it is 1e-10.
+        allow_empty: whether the mask may keep nothing, as one that switches a whole branch off.
 
     Raises:
         CompactError: the network cannot be read, or the result is not the same function.
@@ -164,10 +166,10 @@ def compact(
         )
     refuse_hidden_code(model)
     mask = Mask.of(mask)
-    if mask.total and not mask.kept:
+    if mask.total and not mask.kept and not allow_empty:
         raise CompactError(
-            "the mask keeps no weight at all, so that nothing is left but biases; take a larger "
-            "budget, or a later epoch"
+            "the mask keeps no weight at all; take a larger budget, or a later epoch "
+            "(allow_empty=True makes what is left)"
         )
     masked = masked_copy(model, mask)
     if recalibrate is not None:
@@ -224,7 +226,7 @@ def masked_copy(model: nn.Module, mask: Mapping[str, Tensor]) -> nn.Module:
     """A copy in evaluation mode whose weights off the mask are zero, as ``project`` makes them."""
     Mask.of(mask).check(model)
     own = copied(model).eval()
-    with project(own, mask):
+    with project(own, mask, allow_empty=True):
         return copied(own)
 
 
@@ -303,7 +305,7 @@ def _evaluated(model: nn.Module, masked: nn.Module, mask: Mask) -> Iterator[nn.M
     statistics = dict(masked.named_buffers())
     before = {name: b.detach().clone() for name, b in model.named_buffers()}
     try:
-        with project(model.eval(), mask), torch.no_grad():
+        with project(model.eval(), mask, allow_empty=True), torch.no_grad():
             for name, buffer in model.named_buffers():
                 buffer.copy_(statistics[name])
             yield model

@@ -94,6 +94,7 @@ def replace_channels(data: Dataset) -> Dataset:
     return replace(data, train=train)
 
 
+@pytest.mark.filterwarnings("ignore:nothing was removed")
 def test_a_narrow_network_of_the_lab_is_compacted_tied_and_narrowed() -> None:
     """It had a hook, which all three refuse."""
     model = make_model(f"{__name__}:narrow_resnet", **TASK).eval()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from dessilbi.compaction import CompactError, Size, compact
+from dessilbi.compaction import CompactError, CompactWarning, Size, compact
 from dessilbi.lab.run import methods
 from dessilbi.lab.run.checkpoint import load_model
 from dessilbi.lab.run.directory import RunError
@@ -94,7 +95,9 @@ class Shipped(NamedTuple):
 def shipped(masked: nn.Module, mask: Mask, image: Tensor) -> Shipped:
     """The compact network as the command makes it, which times nothing that changes its size."""
     try:
-        small = compact(masked, mask, image, streams="keep", latency=False)
+        with warnings.catch_warnings():  # the size says it
+            warnings.simplefilter("ignore", CompactWarning)
+            small = compact(masked, mask, image, streams="keep", latency=False)
     except CompactError as error:
         return Shipped(masked, Size.of(masked, (image,)), str(error))
     return Shipped(small.model, small.report.compact)
