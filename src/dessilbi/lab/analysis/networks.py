@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from dessilbi.compaction import CompactError, CompactWarning, Size, compact
+from dessilbi.compaction import CompactError, Size, compact
 from dessilbi.lab.run import methods
 from dessilbi.lab.run.checkpoint import load_model
 from dessilbi.lab.run.directory import RunError
@@ -96,7 +96,7 @@ def shipped(masked: nn.Module, mask: Mask, image: Tensor) -> Shipped:
     """The compact network as the command makes it, which times nothing that changes its size."""
     try:
         with warnings.catch_warnings():  # the size says it
-            warnings.simplefilter("ignore", CompactWarning)
+            warnings.filterwarnings("ignore", "nothing was removed")
             small = compact(masked, mask, image, streams="keep", latency=False)
     except CompactError as error:
         return Shipped(masked, Size.of(masked, (image,)), str(error))
