@@ -24,6 +24,7 @@ from dessilbi.graph.compare import (
 from dessilbi.graph.copies import copied
 from dessilbi.graph.errors import CompactError
 from dessilbi.graph.example import Example
+from dessilbi.graph.names import named_weights
 from dessilbi.graph.reading import refuse_hidden_code, require_runs
 from dessilbi.path import Mask
 from dessilbi.subnet import project, recalibrate_batchnorm
@@ -156,7 +157,8 @@ def compact(
     example = Example.of(example_input)
     refuse_hidden_code(model)
     mask = Mask.of(mask)
-    if mask.total and not mask.kept:
+    matrices = [name for name, p in named_weights(model).items() if p.ndim > 1]
+    if not mask.kept and matrices and all(name in mask for name in matrices):
         raise CompactError(
             "the mask keeps no weight at all, so that nothing is left but biases; take a larger "
             "budget, or a later epoch"
