@@ -306,7 +306,7 @@ def test_what_has_no_twin_does_not_write_to_what_a_cut_put_there() -> None:
     nn.init.zeros_(net.b.bias)  # type: ignore[arg-type]
     mask = Mask({"b.weight": torch.zeros(8, 8, 3, 3).bool()})
     net.eval()
-    small = compact(net, mask, X, form="graph", latency=False, allow_empty=True)
+    small = compact(net, mask, X, form="graph", latency=False)
     assert small.plan.nodes["add"].kind == "skip"
     with torch.no_grad():
         assert torch.allclose(small.model(X), net(X), atol=1e-6)

@@ -63,8 +63,7 @@ def test_branches_that_vanished_stay_away(tmp_path: Path) -> None:
     model = randomize(lab_net("resnet-20", 8, 3))
     off = torch.zeros(16, 16, 3, 3).bool()
     mask = Mask({f"stage1.{i}.conv2.weight": off for i in range(2)})
-    options: dict[str, Any] = {"latency": False, "channels_last": True, "allow_empty": True}
-    small = compact(model, mask, torch.zeros(1, 3, 8, 8), **options)
+    small = compact(model, mask, torch.zeros(1, 3, 8, 8), latency=False, channels_last=True)
     small.model.get_parameter("fc.bias").requires_grad_(False)
     small.save(tmp_path, MAKE, arguments)
     again = load_compact(tmp_path)

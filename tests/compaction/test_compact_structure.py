@@ -39,7 +39,7 @@ def rows_off(model: nn.Module, **off: list[int]) -> Mask:
 
 
 def quick(model: nn.Module, mask: Mask, x: Tensor = X, **options: object) -> Compact:
-    return compact(model, mask, x, latency=False, allow_empty=True, **options)  # type: ignore[arg-type]
+    return compact(model, mask, x, latency=False, **options)  # type: ignore[arg-type]
 
 
 def shapes(small: Compact) -> dict[str, tuple[int, ...]]:

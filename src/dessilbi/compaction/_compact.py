@@ -24,6 +24,7 @@ from dessilbi.graph.compare import (
 from dessilbi.graph.copies import copied
 from dessilbi.graph.errors import CompactError
 from dessilbi.graph.example import Example
+from dessilbi.graph.names import named_weights
 from dessilbi.graph.reading import refuse_hidden_code, require_runs
 from dessilbi.graph.wrappers import bare_model
 from dessilbi.path import Mask
@@ -104,7 +105,6 @@ def compact(
     channels_last: bool | None = None,
     latency: bool = True,
     tolerance: float | None = None,
-    allow_empty: bool = False,
 ) -> Compact:
     """Cut everything out of a network that a mask leaves without effect.
 
@@ -137,7 +137,6 @@ def compact(
             on the CPU, streams are kept and the memory format is the model's.
         tolerance: largest difference, relative to the largest output, in the model's own precision;
             by default 1e-5 in float32. In float64 it is 1e-10.
-        allow_empty: whether the mask may keep nothing, as one that switches a whole branch off.
 
     Raises:
         CompactError: the network cannot be read, or the result is not the same function.
@@ -166,10 +165,11 @@ def compact(
         )
     refuse_hidden_code(model)
     mask = Mask.of(mask)
-    if mask.total and not mask.kept and not allow_empty:
+    matrices = [name for name, p in named_weights(model).items() if p.ndim > 1]
+    if not mask.kept and matrices and all(name in mask for name in matrices):
         raise CompactError(
-            "the mask keeps no weight at all; take a larger budget, or a later epoch "
-            "(allow_empty=True makes what is left)"
+            "the mask keeps no weight at all, so that nothing is left but biases; take a larger "
+            "budget, or a later epoch"
         )
     masked = masked_copy(model, mask)
     if recalibrate is not None:
