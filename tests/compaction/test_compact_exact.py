@@ -34,6 +34,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:nothing was removed")
 
 LAB = {"lenet-5": (28, 1), "conv-4": (32, 3), "vgg-16": (32, 3), "resnet-56": (32, 3)}
 
+pytestmark = pytest.mark.filterwarnings("ignore:nothing was removed")
+
 
 def check(
     model: nn.Module, mask: Mask, shape: tuple[int, ...], streams: Streams = "keep"

@@ -17,6 +17,7 @@ for package in ("onnx", "onnxscript", "onnxruntime"):
     pytest.importorskip(package, reason="export needs dessilbi[compact]")
 
 pytestmark = [
+    pytest.mark.filterwarnings("ignore:nothing was removed"),
     # onnxscript and copyreg, not this package, use what is deprecated.
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),

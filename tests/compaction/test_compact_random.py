@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from hypothesis import given, settings
@@ -13,6 +14,8 @@ from dessilbi import Mask
 from dessilbi.compaction import compact
 
 SIDE = 6
+
+pytestmark = pytest.mark.filterwarnings("ignore:nothing was removed")
 
 
 class Drawn(nn.Module):

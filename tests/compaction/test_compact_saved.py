@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 MAKE = "dessilbi.lab.models:make_model"
 DIGITS = {"name": "digits-net", "num_classes": 10, "in_channels": 1, "input_size": 8}
 
+pytestmark = pytest.mark.filterwarnings("ignore:nothing was removed")
+
 
 @pytest.fixture
 def small() -> Compact:
