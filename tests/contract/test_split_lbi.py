@@ -383,3 +383,23 @@ def test_shapes_are_checked_before_anything_moves() -> None:
         opt.step()
     for name, p in named.items():
         assert torch.equal(p, before[name])
+
+
+@pytest.mark.parametrize("v_dtype", [None, torch.bfloat16])
+def test_large_matrices_are_coupled_in_parts_to_the_same_bits(
+    v_dtype: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for part in (1 << 17, 12):
+        monkeypatch.setattr("dessilbi.optim._step.PART", part)
+        torch.manual_seed(0)
+        p = nn.Parameter(torch.randn(7, 5))
+        opt = SplitLBI(torch.optim.AdamW([p], lr=0.05), nu=0.5, c=0.3, v_dtype=v_dtype)
+        for _ in range(6):
+            p.grad = torch.randn(7, 5)
+            torch.manual_seed(1)
+            opt.step()
+        found.append((p.detach().clone(), opt.dual(p), opt.density()))
+    assert 0 < found[0][2] < 1
+    assert torch.equal(found[0][0], found[1][0]) or v_dtype is not None  # rounded at random
+    torch.testing.assert_close(found[0][1], found[1][1], rtol=0.01, atol=0.01)

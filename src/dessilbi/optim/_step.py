@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 
-from .prox import gap
+from .prox import Lasso, gap
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from .prox import Penalty
 
     TensorList = list[Tensor] | tuple[Tensor, ...]
+
+PART = 1 << 17
+"""Elements of a large matrix that the coupling takes at a time."""
 
 
 class Twin(NamedTuple):
@@ -126,6 +129,12 @@ def _couple(item: Item, o: Options) -> None:
     W, _, twin, _, _ = item
     if twin is None:
         return
+    if _in_parts(W, twin):
+        rows = max(1, PART * len(W) // W.numel())
+        penalty = Lasso(float(cast("Lasso", twin.penalty).lambd))  # to clamp by a tensor is slower
+        for w, v in zip(torch.split(W, rows), torch.split(twin.V, rows), strict=True):
+            _couple(item._replace(W=w, twin=Twin(v, penalty)), o)
+        return
     if torch.finfo(twin.V.dtype).bits < torch.finfo(W.dtype).bits:
         V = twin.V.to(W.dtype)
         gap = Twin(V, twin.penalty, twin.known_gap).gap(W, o.kappa)
@@ -135,6 +144,23 @@ def _couple(item: Item, o: Options) -> None:
         gap = twin.gap(W, o.kappa)
         _add_scaled(twin.V, gap, o.lr / (o.kappa * o.nu))
     _add_scaled(W, gap, -o.lr / o.nu)
+
+
+def _in_parts(W: Tensor, twin: Twin) -> bool:
+    """Whether a large matrix is gone through in parts, so that what is made between stays in cache.
+
+    A temporary of its size would be new memory from the system in every step.
+    """
+    return (
+        W.device.type == "cpu"
+        and W.ndim > 1
+        and W.numel() > 2 * PART
+        and len(W) > 1
+        and type(twin.penalty) is Lasso
+        and torch.as_tensor(twin.penalty.lambd).numel() == 1
+        and twin.known_gap is None
+        and not torch.compiler.is_compiling()
+    )
 
 
 def stochastically_rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
