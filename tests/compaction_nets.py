@@ -299,6 +299,8 @@ def filter_mask(model: nn.Module, off: float, seed: int = 0, head: bool = False)
         keep = torch.rand(len(p), generator=g) >= off
         if name != last or head:
             found[name] = keep.view(-1, *[1] * (p.ndim - 1)).expand(p.shape)
+    if head and not any(bool(keep.any()) for keep in found.values()):
+        return filter_mask(model, off, seed + 1, head)  # to keep nothing is refused
     return Mask(found)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -108,6 +108,7 @@ def test_random_networks(data: st.DataObject) -> None:
             }[how]
             tensors[name] = (torch.rand(size) >= off).expand(p.shape)
     mask = Mask(tensors)
+    assume(mask.kept)
     x = torch.randn(3, 2, SIDE, SIDE).double()
     small = compact(model, mask, x, streams=streams, latency=False).model
     with torch.no_grad():

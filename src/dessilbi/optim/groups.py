@@ -93,12 +93,8 @@ def split_parameters(
         raise ValueError(f"{type(model).__name__} has no parameters to optimize")
     owners = _owners(model)
     chosen: dict[str, _Choice] = {}
+    _require_shapes(model)
     for name, p in named:
-        if is_lazy(p):
-            raise ValueError(
-                f"parameter {name!r} has no shape yet: run a batch through the model before "
-                "split_parameters"
-            )
         own = _default_options(p, owners[id(p)])
         if not p.requires_grad:
             own["penalty"] = None
@@ -234,6 +230,22 @@ def _owners(model: nn.Module) -> dict[int, list[nn.Module]]:
         for _, p in module.named_parameters(recurse=False):
             owners.setdefault(id(p), []).append(module)
     return owners
+
+
+def penalized_by_default(model: nn.Module) -> set[int]:
+    """The ids of the weights that have a penalty unless a pattern says otherwise, frozen or not."""
+    _require_shapes(model)
+    owners = _owners(model)
+    return {id(p) for p in model.parameters() if _default_options(p, owners[id(p)])["penalty"]}
+
+
+def _require_shapes(model: nn.Module) -> None:
+    for name, p in model.named_parameters():
+        if is_lazy(p):
+            raise ValueError(
+                f"parameter {name!r} has no shape yet: run a batch through the model before "
+                "split_parameters"
+            )
 
 
 def _default_options(p: Tensor, owners: list[nn.Module]) -> dict[str, Any]:

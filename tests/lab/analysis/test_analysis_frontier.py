@@ -40,6 +40,7 @@ def what_takes_part(layers: list[Tensor]) -> tuple[int, int]:
     return sum(int(one.sum()) for one in layers), hidden + len(layers[-1])
 
 
+@pytest.mark.filterwarnings("ignore:nothing was removed")
 def test_points_are_what_projecting_and_judging_gives(nested: RunDir) -> None:
     place = RunOptions()
     points, judged_on = frontier(nested, place, (0.05, 0.3, 1.0))
