@@ -164,8 +164,17 @@ def test_the_trainer_makes_the_optimizer(hf: ModuleType, tmp_path: Path) -> None
 # ---------------------------------------------------------------------- Lightning
 
 
-def test_the_lightning_example(lightning: ModuleType, tmp_path: Path) -> None:
+def test_the_lightning_example(
+    lightning: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     lightning.main(str(tmp_path))
+    said = dict(
+        line.split(": ", 1) for line in capsys.readouterr().out.splitlines() if ": " in line
+    )
+    densities = [float(number) for number in said["density by epoch"].split()]
+    assert len(densities) == 4
+    assert 0 < densities[-1] <= 1
+    assert "weights kept" in said["a tenth"]
 
 
 def test_a_resumed_fit_goes_on_with_its_path(lightning: ModuleType, tmp_path: Path) -> None:

@@ -107,4 +107,5 @@ def test_nested_training_needs_no_entry() -> None:
     nested = NestedTraining(net, opt, steps=STEPS)
     recorder = PathRecorder(net, opt, nested=nested)
     train(net, opt, STEPS)
-    recorder.record(1)
+    recorder.record(1)  # without a warning, which would be an error
+    assert recorder.path.density(1) == 0
