@@ -386,7 +386,7 @@ def test_shapes_are_checked_before_anything_moves() -> None:
 
 
 @pytest.mark.parametrize("v_dtype", [None, torch.bfloat16])
-def test_large_matrices_are_coupled_in_parts_to_the_same_bits(
+def test_large_matrices_are_coupled_in_parts_as_they_are_whole(
     v_dtype: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = []
@@ -401,5 +401,7 @@ def test_large_matrices_are_coupled_in_parts_to_the_same_bits(
             opt.step()
         found.append((p.detach().clone(), opt.dual(p), opt.density()))
     assert 0 < found[0][2] < 1
-    assert torch.equal(found[0][0], found[1][0]) or v_dtype is not None  # rounded at random
-    torch.testing.assert_close(found[0][1], found[1][1], rtol=0.01, atol=0.01)
+    # bfloat16 is rounded at random, by other numbers for each part.
+    near = 0.0 if v_dtype is None else 0.01
+    for whole, parts in zip(found[0][:2], found[1][:2], strict=True):
+        torch.testing.assert_close(whole, parts, rtol=near, atol=near)
